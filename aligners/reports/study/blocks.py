@@ -1,6 +1,6 @@
 """All layers of all models, a block for each pair of models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -10,11 +10,9 @@ from aligners.reports.study.contents import Figure, HeatPanel
 from aligners.reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
 
 TUNING = ("pretrained", "finetuned")
-MOST_MODELS = (
-    16  # with a block each; of more, blocks are means over pairs of the models of a family
-)
-ALL = "all models"
-A, B = ["model_a", "stage_a", "layer_a"], ["model_b", "stage_b", "layer_b"]
+END = ["model", "stage", "layer"]
+X, Y = ([f"{name}_{side}" for name in END] for side in "xy")
+A, B = ([f"{name}_{side}" for name in END] for side in "ab")
 
 
 def block_map(
@@ -34,29 +32,44 @@ def block_map(
     """
     frame = of_stages(frames, measures, stages)
     if stages == STAGES and _are_crossed(frame):
-        frame = of_stages(
-            frames, measures, TUNING
-        )  # untrained ones beside trained ones are asked for by name
+        frame = of_stages(frames, measures, TUNING)
+    groups = frames.groups
     panels, values = [], list[Row]()
-    for place, group in by(frame, "task", "measure"):
-        parts = [group] if _are_crossed(group) else [part for _, part in by(group, "stage_x")]
-        for part in parts:
-            stages_of = {*part["stage_x"].dropna(), *part["stage_y"].dropna()}
-            stage = stages_of.pop() if len(stages_of) == 1 else None
-            title = place_words(place["measure"], place["task"], stage)
-            panels.append(block_panel(part, title, frames.groups))
-            values += [{**place, **row} for row in block_values(part)]
-    about: Row = {"models": row_selection.models_in(frame), "most_models": MOST_MODELS}
-    about["families"] = ", ".join(dict.fromkeys(frames.groups.values()))
-    about["measured"] = ", ".join(dict.fromkeys(frame["measure"]))
+    for place, part in _of_panels(frame):
+        title = place_words(place["measure"], place["task"], _only_stage(part))
+        panels.append(block_panel(part, title, groups))
+        for row in block_values(part):
+            values.append({**place, **row})
     return described_tables.figure(
-        name, panels, values, alike=_families(values, frames.groups), **about
+        name,
+        panels,
+        values,
+        alike=_families(values, groups),
+        models=row_selection.models_in(frame),
+        families=", ".join(dict.fromkeys(groups.values())),
+        measured=", ".join(frame["measure"].unique()),
     )
+
+
+def _of_panels(frame: pd.DataFrame) -> Iterator[tuple[Row, pd.DataFrame]]:
+    """The rows of each task and measure; stage by stage where no stages were compared."""
+    for place, group in by(frame, "task", "measure"):
+        if _are_crossed(group):
+            yield place, group
+            continue
+        for _, part in by(group, "stage_x"):
+            yield place, part
 
 
 def _are_crossed(frame: pd.DataFrame) -> bool:
     """Whether models of different stages were compared."""
     return len(row_selection.of_one_stage(frame)) < len(frame)
+
+
+def _only_stage(frame: pd.DataFrame) -> str | None:
+    """The stage of all models, if there is one."""
+    stages = {*frame["stage_x"].dropna(), *frame["stage_y"].dropna()}
+    return stages.pop() if len(stages) == 1 else None
 
 
 def of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -> pd.DataFrame:
@@ -65,19 +78,21 @@ def of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) ->
     ends = frame[["stage_x", "stage_y"]]
     chosen = ends.isin(stages) | ends.isna()
     frame = frame[chosen.all(axis=1)]
-    row_selection.present(
-        frame, f"the study has no similarity of {' or '.join(map(stage_words, stages))} models"
-    )
-    order = list(measures).index
-    return frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
+    names = " or ".join(map(stage_words, stages))
+    row_selection.present(frame, f"the study has no similarity of {names} models")
+    order = frame["measure"].map(list(measures).index)
+    return frame.loc[order.sort_values(kind="stable").index]
 
 
-def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
+def _families(values: Sequence[Row], groups: Mapping[str, str]) -> list[Row]:
     """The mean of each measure within and between families, where there are both."""
     frame = pd.DataFrame(values)
-    a, b = frame["model_a"].map(groups), frame["model_b"].map(groups)
-    other = (frame["model_a"] != frame["model_b"]) & (frame["stage_a"] == frame["stage_b"])
-    pairs = frame.assign(alike=a == b)[other & a.notna() & b.notna()]
+    a = frame["model_a"].map(groups.get)
+    b = frame["model_b"].map(groups.get)
+    known = a.notna() & b.notna()
+    other = frame["model_a"] != frame["model_b"]
+    same_stage = frame["stage_a"] == frame["stage_b"]
+    pairs = frame.assign(alike=a == b)[known & other & same_stage]
     alike = []
     for place, part in by(pairs, "measure"):
         mean = part.groupby("alike")["value"].mean().dropna()
@@ -95,18 +110,19 @@ def entries_of(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns model_a, stage_a, layer_a, model_b, stage_b, layer_b and value; each pair of layers once.
     """
-    sides = [[f"{name}_{side}" for name in ("model", "stage", "layer")] for side in "xy"]
-    parts = []
-    for skipped, (a, b) in (("backward", sides), ("forward", sides[::-1])):
-        rows = frame.loc[frame["direction"] != skipped, [*a, *b, "value"]]
-        parts.append(rows.set_axis([*A, *B, "value"], axis=1))
-    entries = pd.concat(parts, ignore_index=True)
-    entries[["stage_a", "stage_b"]] = entries[["stage_a", "stage_b"]].fillna("")
-    return entries.groupby([*A, *B], sort=False, as_index=False)["value"].mean()
+    columns = [*A, *B, "value"]
+    there = frame.loc[frame["direction"] != "backward", [*X, *Y, "value"]]
+    back = frame.loc[frame["direction"] != "forward", [*Y, *X, "value"]]
+    ways = [there.set_axis(columns, axis=1), back.set_axis(columns, axis=1)]
+    entries = pd.concat(ways, ignore_index=True)
+    stages = ["stage_a", "stage_b"]
+    entries[stages] = entries[stages].fillna("")
+    pairs = entries.groupby([*A, *B], sort=False, as_index=False)
+    return pairs["value"].mean()
 
 
 def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> HeatPanel:
-    """Draw up the map of all models; of many models, that of their families.
+    """Draw up the map of all models.
 
     Args:
         frame: rows of one measure.
@@ -114,37 +130,60 @@ def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> H
         groups: model -> its family; models of one family stand side by side.
     """
     entries = entries_of(frame)
-    if entries["model_a"].nunique() > MOST_MODELS:
-        entries = entries[entries["model_a"] != entries["model_b"]]
-        families = {
-            name: entries[name].map(lambda model: groups.get(model, ALL))
-            for name in ("model_a", "model_b")
-        }
-        entries, groups = entries.assign(**families), {}
-    ends = pd.concat(
-        [entries[side].set_axis(["model", "stage", "layer"], axis=1) for side in (A, B)]
+    layers = _layers_of(entries)
+    stages = {stage for _, stage in layers}
+    blocks, every, numbers = [], [], []
+    for model, stage in _side_by_side(list(layers), groups):
+        name = model
+        if len(stages) > 1:
+            name = f"{model}, {stage_words(stage)}"
+        blocks.append((name, len(layers[model, stage])))
+        for layer in layers[model, stage]:
+            every.append((model, stage, layer))
+            numbers.append(f"{name} {int(layer)}")
+    values = entries.set_index([*A, *B])["value"].unstack(B)
+    values = values.reindex(index=every, columns=every)
+    return HeatPanel(
+        title,
+        values.to_numpy(dtype=float),
+        rows=numbers,
+        columns=numbers,
+        blocks=blocks,
+        up="",
+        across="",
     )
-    layers = {(str(model), str(stage)): sorted(rows["layer"].unique())
-              for (model, stage), rows in ends.groupby(["model", "stage"], sort=False)}  # fmt: skip
-    stages = in_order([stage for _, stage in layers])
-    place = {family: number for number, family in enumerate(dict.fromkeys(groups.values()))}
-    parts = sorted(
-        layers, key=lambda part: (stages.index(part[1]), place.get(groups.get(part[0], ""), -1))
-    )
-    staged = len(stages) > 1
-    names = {part: part[0] + (f", {stage_words(part[1])}" if staged else "") for part in parts}
-    sizes = [(names[part], len(layers[part])) for part in parts]
-    every = [(*part, layer) for part in parts for layer in layers[part]]
-    grid = entries.groupby([*A, *B])["value"].mean().unstack(B).reindex(index=every, columns=every)
-    numbers = [f"{names[model, stage]} {int(layer)}" for model, stage, layer in every]
-    return HeatPanel(title, grid.to_numpy(dtype=float), numbers, numbers, sizes, up="", across="")
+
+
+def _layers_of(entries: pd.DataFrame) -> dict[tuple[str, str], list[int]]:
+    """(model, stage) -> its layers, in order of appearance."""
+    a = entries[A].set_axis(END, axis=1)
+    b = entries[B].set_axis(END, axis=1)
+    ends = pd.concat([a, b])
+    layers = {}
+    for (model, stage), rows in ends.groupby(["model", "stage"], sort=False):
+        layers[str(model), str(stage)] = sorted(rows["layer"].unique())
+    return layers
+
+
+def _side_by_side(
+    models: Sequence[tuple[str, str]], groups: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """(model, stage) by stage, and within a stage by family."""
+    stages = in_order([stage for _, stage in models])
+    families = [None, *groups.values()]
+
+    def order(end: tuple[str, str]) -> tuple[int, int]:
+        model, stage = end
+        return stages.index(stage), families.index(groups.get(model))
+
+    return sorted(models, key=order)
 
 
 def block_values(frame: pd.DataFrame) -> list[Row]:
     """The mean of every block: of each model with each, a layer with itself left out."""
     entries = entries_of(frame)
-    same = (entries[A].to_numpy() == entries[B].to_numpy()).all(1)
+    same = entries[A].to_numpy() == entries[B].to_numpy()
+    different = entries[~same.all(axis=1)]
     keys = ["model_a", "stage_a", "model_b", "stage_b"]
-    return (
-        entries[~same].groupby(keys, sort=False, as_index=False)["value"].mean().to_dict("records")
-    )
+    means = different.groupby(keys, sort=False, as_index=False)["value"].mean()
+    return means.to_dict("records")

@@ -13,14 +13,13 @@ STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they s
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
 STATES, ATTENTION = "states", "attention weights"  # what is mapped
-ERRORS = {
-    STATES: {"inject": True, "fit": False},
-    ATTENTION: {"attention": True},
-}  # kind -> whether texts are held out
+# what was mapped -> kinds of cells with its errors, the preferred first, and whether their texts are held out
+ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
 NAMED = ("model_x", "model_y", "model")  # columns that name a model
 TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
-KEYS = (
+# None where a kind of cell does not have it: it is then not told apart
+EVERYWHERE = (
     "task",
     "stage",
     "stage_x",
@@ -29,14 +28,11 @@ KEYS = (
     "group_y",
     "rows",
     "direction",
-)  # missing: not told apart
-EVERYWHERE = (
-    *KEYS,
     *TUNED,
     "role",
     "training",
     "overflow",
-)  # None where a kind of cell does not have it
+)
 
 
 class Missing(Exception):
@@ -49,40 +45,23 @@ class Frames:
     Args:
         collected: kind -> rows with the key columns model_x, model_y, task, stage, group_x, group_y, then what the
             command reports.
+
+    Attributes:
+        groups: model -> its group, of all models that have one.
     """
 
     def __init__(self, collected: Mapping[str, pd.DataFrame]) -> None:
         frames = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
-        models = (
-            frame[column].dropna().unique()
-            for frame in frames.values()
-            for column in NAMED
-            if column in frame
-        )
-        short = short_names(str(name) for names in models for name in names)
+        models = list[str]()
+        for frame in frames.values():
+            for column in frame.columns.intersection(NAMED, sort=False):
+                models += map(str, frame[column].dropna().unique())
+        short = short_names(models)
         for frame in frames.values():
             for column in frame.columns.intersection([*NAMED, "base"]):
-                frame[column] = frame[column].map(lambda name: short.get(name, name))
+                frame[column] = frame[column].replace(short)
         self._collected = frames
-
-    @property
-    def groups(self) -> dict[str, str]:
-        """Model -> its group, of all models that have one."""
-        sides = [
-            (frame, side)
-            for frame in self._collected.values()
-            for side in "xy"
-            if f"model_{side}" in frame
-        ]
-        ends = (
-            frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna()
-            for frame, side in sides
-        )
-        return {
-            model: group
-            for known in ends
-            for model, group in known.itertuples(index=False, name=None)
-        }
+        self.groups = _groups(frames.values())
 
     def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
         """The rows of a kind.
@@ -99,15 +78,15 @@ class Frames:
         if kind not in self._collected:
             raise Missing(f"the study has no rows of kind `{kind}`")
         frame = self._collected[kind]
-        for tuned in () if other_tasks else TUNED:
-            frame = frame[frame[tuned].isna() | (frame[tuned] == frame["task"])]
-        lacking = [
-            name for name in columns if name not in frame.columns or bool(frame[name].isna().all())
-        ]
+        if not other_tasks:
+            for tuned in TUNED:
+                frame = frame[frame[tuned].isna() | (frame[tuned] == frame["task"])]
+        lacking = []
+        for name in columns:
+            if name not in frame.columns or frame[name].isna().all():
+                lacking.append(f"`{name}`")
         if lacking:
-            raise Missing(
-                f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}"
-            )
+            raise Missing(f"the rows of kind `{kind}` have no {', '.join(lacking)}")
         return frame
 
     def errors(self, component: str = STATES) -> pd.DataFrame:
@@ -123,44 +102,67 @@ class Frames:
             Missing: nothing was fitted.
         """
         for kind, held_out in ERRORS[component].items():
-            if kind in self._collected:
-                frame = self.of(kind, "mse")
-                # a map that overflowed has no error, and counts as lost
-                known = frame["mse"].notna() | (
-                    frame["overflow"].eq(True) & frame["site_x"].notna()
-                )
-                # weights are of one kind of rows, which titles name
-                return frame[known].assign(
-                    held_out=held_out, **({} if component == STATES else {"rows": None})
-                )
+            if kind not in self._collected:
+                continue
+            frame = self.of(kind, "mse")
+            # a map that overflowed has no error, and counts as lost
+            lost = frame["overflow"].eq(True) & frame["site_x"].notna()
+            frame = frame[frame["mse"].notna() | lost].assign(held_out=held_out)
+            if component == ATTENTION:  # of one kind of rows, which titles name
+                frame["rows"] = None
+            return frame
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
 
+def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of `EVERYWHERE` that are not there; maps that stand beside others are columns of these."""
+    added = {name: None for name in EVERYWHERE if name not in frame.columns}
+    frame = frame.assign(**added)
+    for stage in ("stage_x", "stage_y"):
+        frame[stage] = frame[stage].where(frame[stage].notna(), frame["stage"])
+    if "method" not in frame.columns:
+        return frame.reset_index(drop=True)
+    if "fit" in frame.columns:  # the inverse is another map than the one that was trained
+        turned = frame["fit"] == INVERSE_OF_ONE_WAY
+        frame["method"] = frame["method"].mask(turned, frame["method"] + ", inverted")
+    return beside(frame)
+
+
+def _groups(frames: Any) -> dict[str, str]:
+    groups = {}
+    for frame in frames:
+        for side in "xy":
+            if f"model_{side}" not in frame:
+                continue
+            ends = frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna()
+            groups |= dict(ends.itertuples(index=False, name=None))
+    return groups
+
+
 def by(frame: pd.DataFrame, *keys: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     """Split rows by the values of columns: these by column, None where missing, and the rows; see `in_order`."""
-    groups = frame.groupby(list(keys), sort=False, dropna=False)
-    parts = [
-        (
-            {
-                key: None if pd.isna(value) else value
-                for key, value in zip(keys, values, strict=True)
-            },
-            rows,
-        )
-        for values, rows in groups
-    ]
+    parts = []
+    for values, rows in frame.groupby(list(keys), sort=False, dropna=False):
+        place = {}
+        for key, value in zip(keys, values, strict=True):
+            place[key] = None if pd.isna(value) else value
+        parts.append((place, rows))
     orders = {key: in_order([place[key] for place, _ in parts]) for key in keys}
-    return sorted(
-        parts, key=lambda part: [orders[key].index(value) for key, value in part[0].items()]
-    )
+
+    def order(part: tuple[dict[str, Any], pd.DataFrame]) -> list[int]:
+        return [orders[key].index(value) for key, value in part[0].items()]
+
+    return sorted(parts, key=order)
 
 
-def in_order(names: Sequence[str | None]) -> list[str | None]:
+def in_order(names: Sequence[str | None]) -> list[Any]:
     """Each name once: stages as training goes, other names in the order of the study."""
-    return sorted(
-        dict.fromkeys(names), key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES)
-    )
+
+    def order(name: str | None) -> int:
+        return STAGES.index(name) if name in STAGES else len(STAGES)
+
+    return sorted(dict.fromkeys(names), key=order)
 
 
 def stage_words(stage: str | None) -> str:
@@ -180,20 +182,4 @@ def place_words(*names: str | None) -> str:
 
 def counted(count: int, what: str) -> str:
     """`1 model`, `2 models`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `EVERYWHERE` that are not there."""
-    added = {name: None for name in EVERYWHERE if name not in frame.columns}
-    frame = frame.assign(**added)
-    for side in "xy":
-        frame[f"stage_{side}"] = frame[f"stage_{side}"].where(
-            frame[f"stage_{side}"].notna(), frame["stage"]
-        )
-    if (
-        "fit" in frame.columns and "method" in frame.columns
-    ):  # another map than the one that was trained
-        turned = frame["fit"] == INVERSE_OF_ONE_WAY
-        frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
-    return beside(frame) if "method" in frame.columns else frame.reset_index(drop=True)
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -8,15 +8,11 @@ import pandas as pd
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.training_status import is_trained
 
-DEFINITIONS = "as_printed.yaml"
+DEFINITIONS: dict[str, Any] = table_beside(__file__, "as_printed.yaml")
 # of maps, that reports show in a column beside ours
 QUANTITIES = ("mse", "mse_fit", "score", "accuracy", "accuracy_source_pooler")
 PLACE = ("cell", "task", "stage", "model_x", "model_y", "rows", "site_x", "site_y")
-FURTHER = (
-    "strength",
-    "target_seed",
-    "direction",
-)  # what tells the rows of one map apart in a recovery
+RECOVERY = ("strength", "target_seed", "direction")  # what tells the rows of one map apart there
 
 
 def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,24 +22,20 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         kind: of the cell.
         options: of its command.
     """
-    known: dict[str, Any] = table_beside(__file__, DEFINITIONS)
-    added = dict(known["options"].get(kind, {}))
+    added = dict(DEFINITIONS["options"].get(kind, {}))
     maps = options.get("model", {}).get("aligners") or {}
-    further = {
-        name: about["map"] for name, about in known["maps"].items() if about["beside"] in maps
-    }
+    further = {}
+    for name, about in DEFINITIONS["maps"].items():
+        if about["beside"] in maps:
+            further[name] = about["map"]
     if further:
         added["model"] = {"aligners": {**maps, **further}}
     measures = options.get("measures")
     if isinstance(measures, list):
-        wanted = {
-            name: {about.get("beside"), about.get("with")} - {None}
-            for name, about in known["measures"].items()
-        }
-        added["measures"] = [
-            *measures,
-            *(name for name, ours in wanted.items() if ours <= set(measures)),
-        ]
+        added["measures"] = list(measures)
+        for name, about in DEFINITIONS["measures"].items():
+            if about["beside"] in measures and about.get("with", about["beside"]) in measures:
+                added["measures"].append(name)
     return added
 
 
@@ -55,15 +47,13 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
     Args:
         frame: rows of maps, with `method` and `training`.
     """
-    ours = {
-        name: about["beside"] for name, about in table_beside(__file__, DEFINITIONS)["maps"].items()
-    }
+    ours = {name: about["beside"] for name, about in DEFINITIONS["maps"].items()}
     printed = frame["method"].map(ours)
     if printed.isna().all():
         return frame.reset_index(drop=True)
-    keys = [name for name in (*PLACE, *FURTHER) if name in frame.columns]
+    keys = [name for name in (*PLACE, *RECOVERY, "method") if name in frame.columns]
     columns = {name: f"{name}_printed" for name in QUANTITIES if name in frame.columns}
     theirs = frame.assign(method=printed)[printed.notna()]
-    theirs = theirs[[is_trained({"training": outcome}) for outcome in theirs["training"]]]
-    theirs = theirs[[*keys, "method", *columns]].rename(columns=columns)
-    return frame[printed.isna()].merge(theirs, how="left", on=[*keys, "method"])
+    trained = [is_trained({"training": outcome}) for outcome in theirs["training"]]
+    theirs = theirs.loc[trained, [*keys, *columns]].rename(columns=columns)
+    return frame[printed.isna()].merge(theirs, how="left", on=keys)

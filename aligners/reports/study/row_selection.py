@@ -37,18 +37,18 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     frame = frame[frame["features"] == "raw"]
     if not measures:
         return frame
-    return present(
-        frame[frame["measure"].isin(measures)], f"none of {', '.join(measures)} was measured"
-    )
+    frame = frame[frame["measure"].isin(measures)]
+    return present(frame, f"none of {', '.join(measures)} was measured")
 
 
 def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
     """Similarities, by some measures, of two models of one base before or after fine-tuning, with the column `base`."""
     frame = frames.of("similarity", "value", other_tasks=True)
     frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
-    frame = frame[frame[["stage_x", "stage_y"]].isin(("pretrained", "finetuned")).all(axis=1)]
-    bases = [without_copy(frame[f"model_{side}"]) for side in "xy"]
-    return frame.assign(base=bases[0])[bases[0] == bases[1]]
+    stages = frame[["stage_x", "stage_y"]]
+    frame = frame[stages.isin(("pretrained", "finetuned")).all(axis=1)]
+    frame = frame.assign(base=without_copy(frame["model_x"]))
+    return frame[frame["base"] == without_copy(frame["model_y"])]
 
 
 def not_computed(frames: Frames) -> list[Row]:
@@ -57,15 +57,12 @@ def not_computed(frames: Frames) -> list[Row]:
         frame = between_models(of_one_stage(frames.of("similarity_missing")))
     except Missing:
         return []
-    return [
-        {
-            **place,
-            "not_computed": rows["why"].iloc[0],
-            "pairs": len(rows),
-            "models": models_in(rows),
-        }
-        for place, rows in by(frame[frame["figure"] == "value"], "task", "stage", "measure")
-    ]
+    missing = []
+    for place, rows in by(frame[frame["figure"] == "value"], "task", "stage", "measure"):
+        why = rows["why"].iloc[0]
+        about = {"not_computed": why, "pairs": len(rows), "models": models_in(rows)}
+        missing.append({**place, **about})
+    return missing
 
 
 def of_one_stage(frame: pd.DataFrame) -> pd.DataFrame:
@@ -79,41 +76,42 @@ def between_models(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         Missing: there are none.
     """
-    return present(
-        frame[frame["model_x"] != frame["model_y"]], "the study has no pair of different models"
-    )
+    different = frame[frame["model_x"] != frame["model_y"]]
+    return present(different, "the study has no pair of different models")
 
 
 def models_in(frame: pd.DataFrame) -> int:
     """Number of models among the rows."""
-    return len(set(frame["model_x"]) | set(frame["model_y"]))
+    return len({*frame["model_x"], *frame["model_y"]})
 
 
 def blocks(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of one and the same site of both models: blocks, or whatever there is; rows without a site stay."""
     sited = frame["site_x"].notna()
     same = frame["site_x"] == frame["site_y"]
-    if not (sited & same).any():  # models of different depth
+    if not same.any():  # models of different depth
         return frame
-    some = same & (frame["site_x"] >= LEAST_SITE)
-    return frame[~sited | (some if some.any() else same)]
+    of_blocks = same & (frame["site_x"] >= LEAST_SITE)
+    if of_blocks.any():
+        same = of_blocks
+    return frame[~sited | same]
 
 
 def matching(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of matching layers of each pair, without the embeddings where there are blocks."""
     matched = []
     for _, rows in frame.groupby(["model_x", "model_y"], sort=False):
-        layers = [
-            sorted(layer for layer in rows[f"layer_{side}"].unique() if layer >= LEAST_SITE)
-            for side in "xy"
-        ]
-        if all(layers):
-            pairs = set(matching_layers(*layers))
-            rows = rows[
-                [place in pairs for place in zip(rows["layer_x"], rows["layer_y"], strict=True)]
-            ]
+        layers_x = _blocks_of(rows["layer_x"])
+        layers_y = _blocks_of(rows["layer_y"])
+        if layers_x and layers_y:
+            pairs = pd.MultiIndex.from_tuples(matching_layers(layers_x, layers_y))
+            rows = rows[pd.MultiIndex.from_frame(rows[["layer_x", "layer_y"]]).isin(pairs)]
         matched.append(rows)
     return pd.concat(matched) if matched else frame
+
+
+def _blocks_of(layers: pd.Series) -> list[int]:
+    return sorted(layers[layers >= LEAST_SITE].unique())
 
 
 def is_last(rows: pd.DataFrame) -> pd.Series:
@@ -127,21 +125,27 @@ def without_copy(models: pd.Series) -> pd.Series:
     return models.str.replace(COPY, "", regex=True)
 
 
+# ---------------------------------------------------------------------- whether maps are trained
+
+
 def trained(frame: pd.DataFrame) -> pd.Series:
     """Whether the map of each row is trained; closed forms and floors are."""
-    return frame["training"].map(lambda outcome: is_trained({"training": outcome})).astype(bool)
+    sound = [is_trained({"training": outcome}) for outcome in frame["training"]]
+    return pd.Series(sound, index=frame.index, dtype=bool)
 
 
 def untrained_said(frame: pd.DataFrame) -> str:
     """What the mark means, method by method; nothing if all maps are trained."""
-    maps = trained(frame).groupby(frame["method"], sort=False).agg(["sum", "size"])
-    counted = ", ".join(
-        f"{name} {size - sound} of {size}"
-        for name, sound, size in maps.itertuples()
-        if sound < size
+    counted = []
+    for method, sound in trained(frame).groupby(frame["method"], sort=False):
+        if not sound.all():
+            counted.append(f"{method} {(~sound).sum()} of {len(sound)}")
+    if not counted:
+        return ""
+    return (
+        f"{MARK}: maps that kept their untrained start or diverged, which findings and tests leave "
+        f"out: {', '.join(counted)}."
     )
-    meaning = f"{MARK}: maps that kept their untrained start or diverged, which findings and tests leave out: "
-    return f"{meaning}{counted}." if counted else ""
 
 
 def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
@@ -156,7 +160,9 @@ def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
 def map_cells(method: str | None, rows: pd.DataFrame) -> Row:
     """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
     sound = bool(trained(rows).all())
-    return {"method": f"{method}{'' if sound else MARK}", "compared": sound}
+    if sound:
+        return {"method": method, "compared": True}
+    return {"method": f"{method}{MARK}", "compared": False}
 
 
 def estimates(
@@ -169,6 +175,11 @@ def estimates(
         quantities: its columns, as far as the rows have them.
         groups: model -> group, of pairs between two groups.
     """
-    means = {name: over_models(rows, name, groups) for name in quantities if name in rows}
+    means: Row = {}
+    for name in quantities:
+        if name in rows:
+            means[name] = over_models(rows, name, groups)
     first = next(iter(means.values()), None)
-    return {**means, "pairs": first.pairs if first else 0, "models": first.models if first else 0}
+    means["pairs"] = first.pairs if first else 0
+    means["models"] = first.models if first else 0
+    return means

@@ -66,16 +66,26 @@ def over_models(
     known = means.dropna()
     if known.empty:
         return None
-    pairs, values = list(known.index), torch.tensor(known.to_numpy(dtype=float, copy=True))
-    models = {model for pair in pairs for model in pair}
-    kinds = {model: groups[model] if groups else "" for model in models}
+    pairs = list(known.index)
+    values = torch.tensor(known.to_numpy(copy=True))
+    kinds = {}
+    for model in {model for pair in pairs for model in pair}:
+        kinds[model] = groups[model] if groups else ""
+    low, high, interval = values.min(), values.max(), RANGE_OF_PAIRS
     ends = interval_over_models(values[None], pairs, kinds, bases_of(frame))
-    *numbers, interval = ends or (values.min(), values.max(), RANGE_OF_PAIRS)
-    low, high, mean = map(float, (*numbers, values.mean()))
-    counts = {"pairs": len(pairs), "models": len(models), "lost": len(means) - len(known)}
-    if len(pairs) == 1:
-        return Estimate(mean, interval=interval, **counts)
-    return Estimate(mean, float(values.std()), low, high, interval, **counts)
+    if ends:
+        low, high, interval = ends
+    several = len(pairs) > 1
+    return Estimate(
+        float(values.mean()),
+        sd=float(values.std()) if several else None,
+        low=float(low) if several else None,
+        high=float(high) if several else None,
+        interval=interval,
+        pairs=len(pairs),
+        models=len(kinds),
+        lost=len(means) - len(pairs),
+    )
 
 
 def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
@@ -83,15 +93,12 @@ def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
 
     A pair and its reverse are one.
     """
-    pairs = [
-        (min(pair), max(pair)) for pair in zip(frame["model_x"], frame["model_y"], strict=True)
-    ]
-    values = pd.Series(
-        pd.to_numeric(frame[column]).to_numpy(dtype=float),
-        index=pd.Index(pairs, tupleize_cols=False),
-    )
-    by_pair = values.groupby(level=0, sort=False)
-    return by_pair.mean().mask(values.isna().groupby(level=0, sort=False).any())
+    pairs = []
+    for x, y in zip(frame["model_x"], frame["model_y"], strict=True):
+        pairs.append((min(x, y), max(x, y)))
+    numbers = pd.to_numeric(frame[column]).to_numpy(dtype=float)
+    values = pd.Series(numbers, index=pd.Index(pairs, tupleize_cols=False))
+    return values.groupby(level=0, sort=False).mean(skipna=False)
 
 
 def bases_of(frame: pd.DataFrame) -> dict[str, str]:
@@ -99,10 +106,15 @@ def bases_of(frame: pd.DataFrame) -> dict[str, str]:
     bases: dict[str, str] = {}
     for side in "xy":
         models = frame.drop_duplicates(f"model_{side}")
-        copied = models[f"model_{side}"].str.replace(COPY, "", regex=True)
-        known = models[f"base_{side}"].fillna(copied) if f"base_{side}" in models else copied
-        bases |= dict(zip(models[f"model_{side}"], known, strict=True))
+        names = models[f"model_{side}"]
+        known = names.str.replace(COPY, "", regex=True)
+        if f"base_{side}" in models:
+            known = models[f"base_{side}"].fillna(known)
+        bases |= dict(zip(names, known, strict=True))
     return bases
+
+
+# ---------------------------------------------------------------------- tests
 
 
 class Difference(NamedTuple):
@@ -140,25 +152,30 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None) -> Difference 
         is measured in `tests/aligners/reports/study/test_statistics.py`.
     """
     known = differences.dropna()
-    models = dict.fromkeys(model for pair in known.index for model in pair)
-    units: list[set[str]] = []
-    if models:
-        (units,), _ = independent_units(models, dict.fromkeys(models, ""), bases)
-    without = np.array([[unit.isdisjoint(pair) for pair in known.index] for unit in units])
-    if len(units) < 3 or not without.any(1).all():
+    if known.empty:
         return None
-    count, values = len(units), known.to_numpy(dtype=float)
+    models = _models_of(known)
+    (units,), _ = independent_units(models, dict.fromkeys(models, ""), bases)
+    without = np.array([[unit.isdisjoint(pair) for pair in known.index] for unit in units])
+    count = len(units)
+    if count < 3 or not without.any(axis=1).all():
+        return None
+    values = known.to_numpy(dtype=float)
     mean = float(values.mean())
-    shares = count * mean - (count - 1) * (without @ values / without.sum(1))
+    means_without = without @ values / without.sum(axis=1)
+    shares = count * mean - (count - 1) * means_without
     exact = 2**count <= MOST_EXACT
-    draw = np.random.default_rng(SEED)
-    signs = (
-        np.array([*product((1, -1), repeat=count)])
-        if exact
-        else draw.choice((1, -1), size=(DRAWS, count))
-    )
+    if exact:
+        signs = np.array(list(product((1, -1), repeat=count)))
+    else:
+        signs = np.random.default_rng(SEED).choice((1, -1), size=(DRAWS, count))
     p = _share_as_far(signs @ shares / count, float(shares.mean()), exact)
     return Difference(mean, p, 2 / 2**count, count)
+
+
+def _models_of(pairs: pd.Series) -> dict[str, None]:
+    """The models of pairs, each once, in order of appearance."""
+    return dict.fromkeys(model for pair in pairs.index for model in pair)
 
 
 def group_test(
@@ -176,38 +193,35 @@ def group_test(
         where copies of one of several pretrained models are in both.
     """
     known = values.dropna()
-    units, _ = independent_units(
-        dict.fromkeys(model for pair in known.index for model in pair), groups, bases
-    )
+    units, _ = independent_units(_models_of(known), groups, bases)
     if len(units) != 2:
         return None
-    place = {model: number for number, unit in enumerate([*units[0], *units[1]]) for model in unit}
-    first = np.arange(len(units[0]) + len(units[1])) < len(units[0])
-    ends = np.array([[place[model] for model in pair] for pair in known.index])
-    ways, exact = _deals(len(first), len(units[0]))
+    place = {}
+    for number, unit in enumerate([*units[0], *units[1]]):
+        for model in unit:
+            place[model] = number
+    size, count = len(units[0]), len(units[0]) + len(units[1])
+    ends = np.array([(place[x], place[y]) for x, y in known.index])
     numbers = known.to_numpy(dtype=float)
-    difference = _between_less_within(first[None], ends, numbers)[0]
+    first = np.arange(count) < size
+    difference = float(_between_less_within(first[None], ends, numbers)[0])
     if math.isnan(difference):
         return None
+    ways, exact = _deals(count, size)
     p = _share_as_far(_between_less_within(ways, ends, numbers), difference, exact)
-    return Difference(difference, p, 1 / len(ways), len(first))
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust the p of several tests so that one false alarm among all of them has the stated chance (Holm 1979)."""
-    order, left = np.argsort(ps), len(ps) - np.arange(len(ps))
-    adjusted = np.empty(len(ps))
-    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, left * np.array(ps)[order]))
-    return [float(p) for p in adjusted]
+    return Difference(difference, p, 1 / len(ways), count)
 
 
 def _deals(count: int, size: int) -> tuple[NDArray[np.bool_], bool]:
     """All ways to choose the first group, (ways, models), or as many draws as are allowed; and whether it is all."""
-    exact, draw = math.comb(count, size) <= MOST_EXACT, np.random.default_rng(SEED)
-    drawn = (draw.choice(count, size, replace=False) for _ in range(DRAWS))
-    chosen = [*(combinations(range(count), size) if exact else drawn)]
+    exact = math.comb(count, size) <= MOST_EXACT
+    if exact:
+        chosen = np.array(list(combinations(range(count), size)))
+    else:
+        draw = np.random.default_rng(SEED)
+        chosen = np.array([draw.choice(count, size, replace=False) for _ in range(DRAWS)])
     ways = np.zeros((len(chosen), count), dtype=bool)
-    np.put_along_axis(ways, np.array(chosen), True, axis=1)
+    np.put_along_axis(ways, chosen, True, axis=1)
     return ways, exact
 
 
@@ -216,11 +230,26 @@ def _between_less_within(
 ) -> Numbers:
     """Mean of the pairs between the groups minus that of the others, for each way to deal (ways, models)."""
     between = first[:, ends[:, 0]] != first[:, ends[:, 1]]
+    within = ~between
     with np.errstate(invalid="ignore", divide="ignore"):
-        return between @ values / between.sum(1) - ~between @ values / (~between).sum(1)
+        mean_between = between @ values / between.sum(axis=1)
+        mean_within = within @ values / within.sum(axis=1)
+    return mean_between - mean_within
 
 
 def _share_as_far(arranged: Numbers, found: float, exact: bool) -> float:
     """Share of the arrangements whose difference is at least as far from 0; of draws, the data count as one more."""
     far = int((np.abs(arranged) >= abs(found) * (1 - 1e-9)).sum())
-    return far / len(arranged) if exact else (far + 1) / (len(arranged) + 1)
+    if exact:
+        return far / len(arranged)
+    return (far + 1) / (len(arranged) + 1)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Adjust the p of several tests so that one false alarm among all of them has the stated chance (Holm 1979)."""
+    order = np.argsort(ps)
+    left = len(ps) - np.arange(len(ps))
+    sorted_ps = np.minimum(1.0, left * np.array(ps)[order])
+    adjusted = np.empty(len(ps))
+    adjusted[order] = np.maximum.accumulate(sorted_ps)
+    return adjusted.tolist()

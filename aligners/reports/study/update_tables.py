@@ -9,6 +9,7 @@ from aligners.reports.study.frames import Frames, Missing, by
 
 PAIR = ("task", "model_x", "model_y")
 VERDICTS = {"leave as it is": "left", "carry": "to_carry", "do not use": "not_used"}
+MAPS = ("identity", "rotation", "linear")
 
 
 def updates(frames: Frames, name: str) -> Table:
@@ -20,7 +21,8 @@ def updates(frames: Frames, name: str) -> Table:
         except Missing:
             continue
         for place, part in by(frame, *PAIR):
-            rows.setdefault(tuple(place.values()), dict(place)).update(about(part))
+            row = rows.setdefault(tuple(place.values()), place)
+            row.update(about(part))
     if not rows:
         raise Missing("the study has no rows of the kinds `compare` and `carry`")
     return table(name, list(rows.values()))
@@ -28,24 +30,24 @@ def updates(frames: Frames, name: str) -> Table:
 
 def _changed(rows: pd.DataFrame) -> Row:
     """The first site whose states have changed by more than rounding, and the errors of maps at the last one."""
-    as_they_are, last = (
-        rows[rows["method"] == "identity"],
-        rows[rows["site_y"] == rows["site_y"].max()],
-    )
+    as_they_are = rows[rows["method"] == "identity"]
     changed = as_they_are.loc[as_they_are["within"].eq(False), "site_y"]  # None: nothing is known
-    errors = last.groupby("method")["fvu"].mean()
     found: Row = {"first": int(changed.min()) if len(changed) else None}
-    return found | {
-        f"fvu_{method}": errors.get(method) for method in ("identity", "rotation", "linear")
-    }
+    last = rows[rows["site_y"] == rows["site_y"].max()]
+    errors = last.groupby("method")["fvu"].mean()
+    for method in MAPS:
+        found[f"fvu_{method}"] = errors.get(method)
+    return found
 
 
 def _carried(rows: pd.DataFrame) -> Row:
     """How many artefacts there are of each verdict, and how well those that are to be carried keep their answers."""
-    found: Row = {
-        short: int((rows["verdict"] == verdict).sum()) for verdict, short in VERDICTS.items()
-    }
+    found = Row()
+    for verdict, short in VERDICTS.items():
+        found[short] = int(rows["verdict"].eq(verdict).sum())
     carried = rows[rows["verdict"] == "carry"]
-    for column in ("fidelity", "stale_fidelity") if len(carried) else ():
-        found |= {column: carried[column].mean(), f"worst_{column}": carried[column].min()}
+    if len(carried):
+        for column in ("fidelity", "stale_fidelity"):
+            found[column] = carried[column].mean()
+            found[f"worst_{column}"] = carried[column].min()
     return found
