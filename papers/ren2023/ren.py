@@ -19,7 +19,13 @@ from aligners.reports.study.contents import (
     look_of_stage,
 )
 from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words
-from aligners.reports.study.map_tables import WORDS, closest_maps, map_row, shown_methods
+from aligners.reports.study.map_tables import (
+    WORDS,
+    closest_maps,
+    map_row,
+    printed_of,
+    shown_methods,
+)
 from aligners.reports.study.registry import register
 from aligners.reports.study.statistics import over_models
 
@@ -45,11 +51,13 @@ def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
     frame = frames.of("recover", "mse")
     frame = frame.assign(model_y=frame["model_x"])
+    methods = frame["method"].unique()
     both_ways = "backward" in set(frame["direction"])
     quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
-        row = map_row(name, frame, quantities, place, part, paper="mse")
+        row = map_row(place, part, quantities)
+        row["paper"] = printed_of(name, "mse", place, methods)
         row["direction"] = DIRECTIONS.get(place["direction"])
         if both_ways and place["direction"] == "forward":
             row["paper"] = None  # the paper's is the way back

@@ -1,4 +1,4 @@
-"""Tables and figures as `tables.yaml` describes them, and the numbers that somebody printed beside ours."""
+"""Tables and figures as `tables.yaml` describes them, filled in, beside the numbers that papers printed."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,18 +16,13 @@ from aligners.reports.study.contents import Column, Figure, Panel, Table
 from aligners.reports.study.frames import counted, kind_words, place_words, stage_words
 from aligners.reports.study.statistics import Estimate
 
-DESCRIBED: dict[
-    str, dict[str, Any]
-] = {}  # of each table and figure; `aligners.reports.study.registry` fills it
-NUMBERS: dict[
-    str, dict[str, Any]
-] = {}  # name of a table or figure -> `metric`, `source`, `setting`, and `values`
+# of each table and figure; `aligners.reports.study.registry` fills it
+DESCRIBED: dict[str, dict[str, Any]] = {}
+# name of a table or figure -> `metric`, `source`, `setting`, and `values`
+NUMBERS: dict[str, dict[str, Any]] = {}
 WORDS: dict[str, Any] = table_beside(__file__, "words.yaml")  # that any description may use
-MADE = {
-    "from",
-    "like",
-    "with",
-}  # fields of a description that say how it is made; the others are its texts
+# fields of a description that say how it is made; the others are its texts
+MADE = {"from", "like", "with"}
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
@@ -41,14 +36,20 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
         rows: column's key -> cell.
         words: what the description's templates ask for, besides `rows` and `known`, the keys of the columns.
     """
-    shown = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
-    known = {key for row in shown for key, cell in row.items() if cell is not None}
+    shown, known = [], set()
+    for row in rows:
+        if "stage" in row:
+            row = row | {"stage": stage_words(row["stage"])}
+        shown.append(row)
+        known |= {key for key, cell in row.items() if cell is not None}
     texts = _texts(name, {**words, "known": known, "rows": rows}, rows)
-    about = {
-        key: [heading] if isinstance(heading, str) else heading
-        for key, heading in texts.pop("columns").items()
-    }
-    columns = [Column(key, *heading) for key, heading in about.items() if key in known]
+    columns = []
+    for key, about in texts.pop("columns").items():
+        if key not in known:
+            continue
+        if isinstance(about, str):
+            about = [about]
+        columns.append(Column(key, *about))
     return Table(name=name, columns=columns, rows=shown, **texts)
 
 
@@ -64,6 +65,61 @@ def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **wor
     return Figure(name=name, panels=panels, values=values, **_texts(name, words, values))
 
 
+def _texts(name: str, words: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of a description that are fields of tables and figures, filled in.
+
+    There is a note if intervals are over pretrained models, or over the fine-tunings of one, and not over models.
+    """
+    numbers = NUMBERS.get(words.get("paper", name))
+    note = ""
+    if numbers:
+        note = f"Paper: {numbers['source']}: {numbers['setting']}."
+    words = {**WORDS, "paper_note": note, **words}
+    own = {key: value for key, value in DESCRIBED[name].items() if key not in MADE}
+    words["findings"] = _sentences(_filled(own.pop("findings", []), words))
+    texts = {"notes": [], **_filled(own, words), "findings": words["findings"]}
+    intervals = _intervals(rows)
+    for interval, said in WORDS["units"].items():
+        if interval in intervals:
+            texts["notes"].append(said)
+    return texts
+
+
+def _filled(field: Any, words: Mapping[str, Any]) -> Any:
+    """Render every template in a field; texts of a list that say nothing are left out."""
+    if isinstance(field, str):
+        return TEMPLATES.from_string(field).render(words)
+    if isinstance(field, dict):
+        return {key: _filled(value, words) for key, value in field.items()}
+    if isinstance(field, list):
+        texts = [_filled(part, words) for part in field]
+        return [text for text in texts if text != ""]
+    return field
+
+
+def _sentences(findings: Sequence[str]) -> list[str]:
+    """Each line that says something, without the spaces of its template."""
+    sentences = []
+    for line in "\n".join(findings).splitlines():
+        if line.strip():
+            sentences.append(" ".join(line.split()))
+    return sentences
+
+
+def _intervals(rows: Sequence[Row]) -> set[str]:
+    """What the intervals of rows are over."""
+    intervals = set()
+    for row in rows:
+        intervals.add(str(row.get("interval")))
+        for cell in row.values():
+            if isinstance(cell, Estimate):
+                intervals.add(cell.interval)
+    return intervals
+
+
+# ---------------------------------------------------------------------- printed numbers
+
+
 def paper_value(
     table: str, quantity: str, present: Collection[str] = (), **where: str | None
 ) -> Estimate | None:
@@ -76,20 +132,27 @@ def paper_value(
         where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
     """
     for entry in NUMBERS.get(table, {}).get("values", ()):
-        if _is_of(entry, where, present):
-            printed = entry.get(quantity)
-            if printed is None:
-                return None
-            return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
+        stated = [key for key in where if key in entry]  # what is not stated may be anything
+        if not all(_agrees(entry[key], where[key], present) for key in stated):
+            continue
+        printed = entry.get(quantity)
+        if isinstance(printed, list):
+            return Estimate(*printed)
+        return None if printed is None else Estimate(printed)
     return None
 
 
-def _is_of(
-    entry: Mapping[str, Any], where: Mapping[str, str | None], present: Collection[str]
-) -> bool:
-    """Whether printed numbers are of a place; what they do not state may be anything."""
-    stated = [key for key in where if key in entry]
-    return all(_agrees(entry[key], where[key], present) for key in stated)
+def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
+    """Whether a printed name, or the closest of several, is the same thing as ours."""
+    if isinstance(printed, str):
+        return ours is not None and plain(printed) == plain(ours)
+    there = [name for name in printed if name in present]
+    return bool(there) and ours == there[0]
+
+
+def plain(name: str) -> str:
+    """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
@@ -100,19 +163,13 @@ def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
         frame: rows with `score_name` and a column for each metric.
     """
     metric = NUMBERS.get(table, {}).get("metric")
-    other = frame.get("score_name", pd.Series()).dropna() != metric
-    return [metric] if metric and other.any() else []
+    if not metric or "score_name" not in frame:
+        return []
+    scores = set(frame["score_name"].dropna())
+    return [metric] if scores - {metric} else []
 
 
-def plain(name: str) -> str:
-    """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
-    if isinstance(printed, list):
-        return ours == next((name for name in printed if name in present), "")
-    return ours is not None and plain(printed) == plain(ours)
+# ---------------------------------------------------------------------- mistakes in descriptions
 
 
 def check_described(name: str, own: Mapping[str, Any]) -> None:
@@ -125,7 +182,7 @@ def check_described(name: str, own: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it has, or does.
     """
-    known = {field.name for kind in (Table, Figure) for field in fields(kind)}
+    known = {field.name for field in (*fields(Table), *fields(Figure))}
     check_known(sorted(known | MADE), **{name: own})
     lacking = {"title", "caption"} - set(own)
     if lacking:
@@ -149,32 +206,3 @@ def check_numbers(printed: Mapping[str, Any]) -> None:
                 raise UserError(
                     f"Expected the numbers of `{name}` to have `{key}`, which stands below the table."
                 )
-
-
-def _texts(name: str, words: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of a description that are fields of tables and figures, filled in.
-
-    There is a note if intervals are over pretrained models, or over the fine-tunings of one, and not over models.
-    """
-    numbers = NUMBERS.get(words.get("paper", name))
-    note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
-    own = {key: value for key, value in DESCRIBED[name].items() if key not in MADE}
-    words = {**WORDS, "paper_note": note, **words}
-    lines = [line for text in _filled(own.pop("findings", []), words) for line in text.splitlines()]
-    words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
-    texts = {"notes": [], **_filled(own, words), "findings": words["findings"]}
-    intervals = {
-        cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)
-    }
-    intervals |= {str(row.get("interval")) for row in rows}
-    texts["notes"] += [said for interval, said in WORDS["units"].items() if interval in intervals]
-    return texts
-
-
-def _filled(field: Any, words: dict[str, Any]) -> Any:
-    """Render every template in a field; texts of a list that say nothing are left out."""
-    if isinstance(field, dict):
-        return {key: _filled(value, words) for key, value in field.items()}
-    if isinstance(field, list):
-        return [text for part in field if (text := _filled(part, words)) != ""]
-    return TEMPLATES.from_string(field).render(words) if isinstance(field, str) else field

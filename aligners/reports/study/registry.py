@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import yaml
 
 from aligners.errors import UserError, check_known, did_you_mean
-from aligners.reports.study import blocks, map_tables, update_tables
+from aligners.reports.study import blocks, map_tables, update_tables  # noqa: F401  (tables.yaml names them)
 from aligners.reports.study.contents import Content, Figure, Table
 from aligners.reports.study.described_tables import (
     DESCRIBED,
@@ -29,9 +28,8 @@ HINT = (
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {}
-_functions: dict[
-    str, Callable[..., Table | Figure]
-] = {}  # name -> what makes it, given also the name and `with`
+# name -> what makes it, given also the name and `with`
+_functions: dict[str, Callable[..., Table | Figure]] = {}
 
 
 def register(module: str) -> None:
@@ -49,13 +47,13 @@ def register(module: str) -> None:
         AttributeError: the module lacks a function.
     """
     home = sys.modules[module]
-    tables = Path(str(home.__file__)).with_name(TABLES)
-    printed = tables.with_name(PRINTED)
-    if printed.is_file():
-        numbers = _read(printed)
+    folder = Path(str(home.__file__)).parent
+    if (folder / PRINTED).is_file():
+        numbers = _read(folder / PRINTED)
         check_numbers(numbers)
         NUMBERS.update(numbers)
-    _add(_read(tables), home)
+    for name, own in _read(folder / TABLES).items():
+        _add(name, own, home)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -63,31 +61,22 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _add(entries: Mapping[str, dict[str, Any]], home: Any) -> None:
-    """Add entries.
-
-    Args:
-        entries: name -> fields.
-        home: what has their functions.
-    """
-    for name, own in entries.items():
-        fields = own
-        if "like" in own:
-            check_known(CONTENTS, like=own["like"])
-            fields = DESCRIBED[own["like"]] | own
-            _functions[name] = _functions[own["like"]]
-        if "from" in own:
-            _functions[name] = attrgetter(own["from"])(home)
-        check_described(name, fields)
-        DESCRIBED[name] = fields
-        if name in _functions:
-            CONTENTS[name] = partial(_functions[name], name=name, **fields.get("with", {}))
+def _add(name: str, own: Mapping[str, Any], home: Any) -> None:
+    """Add an entry with these fields, whose function is in `home`."""
+    fields = dict(own)
+    if "like" in own:
+        check_known(CONTENTS, like=own["like"])
+        fields = DESCRIBED[own["like"]] | fields
+        _functions[name] = _functions[own["like"]]
+    if "from" in own:
+        _functions[name] = attrgetter(own["from"])(home)
+    check_described(name, fields)
+    DESCRIBED[name] = fields
+    if name in _functions:
+        CONTENTS[name] = partial(_functions[name], name=name, **fields.get("with", {}))
 
 
-_add(
-    _read(Path(__file__).with_name(TABLES)),
-    SimpleNamespace(blocks=blocks, maps=map_tables, updates=update_tables),
-)
+register(str(__package__))
 _OWN = tuple(CONTENTS)
 
 
@@ -130,11 +119,10 @@ class ReportContents(NamedTuple):
         """The tables and figures that say something, each with the sentences that none before it says."""
         before, contents = set[str](), list[Content]()
         for item in (*self.tables, *self.figures):
-            sentences = [
-                sentence for sentence in item.findings if sentence and sentence not in before
-            ]
+            sentences = [sentence for sentence in item.findings if sentence not in before]
             before.update(sentences)
-            contents += [replace(item, findings=sentences)] if sentences else []
+            if sentences:
+                contents.append(replace(item, findings=sentences))
         return contents
 
 
@@ -145,16 +133,19 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
         frames: of the study.
         names: which; default: all that can be made.
     """
-    items, missing = list[Table | Figure](), dict[str, str]()
+    made = ReportContents([], [], {})
     for name in names or usual():
         if name not in CONTENTS:
-            missing[name] = (
-                f"there is no table and no figure of this name.{did_you_mean([name], CONTENTS)} {HINT}"
-            )
+            meant = did_you_mean([name], CONTENTS)
+            made.missing[name] = f"there is no table and no figure of this name.{meant} {HINT}"
             continue
         try:
-            items.append(CONTENTS[name](frames))
+            item = CONTENTS[name](frames)
         except Missing as reason:
-            missing[name] = str(reason)
-    tables = [item for item in items if isinstance(item, Table)]
-    return ReportContents(tables, [item for item in items if isinstance(item, Figure)], missing)
+            made.missing[name] = str(reason)
+            continue
+        if isinstance(item, Table):
+            made.tables.append(item)
+        else:
+            made.figures.append(item)
+    return made
