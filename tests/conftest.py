@@ -102,13 +102,12 @@ def _ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, but not drawn, neither as files nor for phones."""
+    """Figures are made, but not drawn."""
     from PIL import Image
 
     from aligners.reports import publishing
 
     monkeypatch.setattr(publishing, "save_figure", lambda _, path: Image.new("L", (1, 1)).save(path, "png"))
-    monkeypatch.setattr("aligners.reports.page.run_page.MOST_NARROW", 0)
 
 
 @pytest.fixture(scope="session")

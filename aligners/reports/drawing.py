@@ -466,7 +466,7 @@ def log_scale(axes: Sequence[Axes]) -> None:
     for axis in axes:
         axis.set_yscale("log")
         axis.minorticks_off()
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_ylim(0.8 * drawn.min(), 1.25 * drawn.max())
 

@@ -4,7 +4,6 @@ import os
 import sys
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -52,13 +51,14 @@ class SiteTable:
         columns: Sequence[str],
         sites: Mapping[str, Iterable[str]],
     ) -> None:
-        self.title, self.names = visible(title), len(names)
+        self.title = visible(title)
+        self.names = len(names)
         self.columns = [Column("", [name], right=False) for name in names]
-        self.columns += [
-            Column(group, [heading])
-            for group, _, heading in (name.rpartition("\n") for name in columns)
-        ]
-        self.columns += [Column(group, [site]) for group, below in sites.items() for site in below]
+        for name in columns:
+            group, _, heading = name.rpartition("\n")
+            self.columns.append(Column(group, [heading]))
+        for group, below in sites.items():
+            self.columns += [Column(group, [site]) for site in below]
         self.styles: list[str] = []
 
     def add_row(self, *cells: str, style: str | None = None) -> None:
@@ -68,73 +68,113 @@ class SiteTable:
             cells: of the first columns.
             style: of the whole row, as rich names it.
         """
-        for column, text in zip(
-            self.columns, [*cells, *[""] * (len(self.columns) - len(cells))], strict=True
-        ):
+        left_out = [""] * (len(self.columns) - len(cells))
+        for column, text in zip(self.columns, [*cells, *left_out], strict=True):
             column.texts.append(visible(text))
         self.styles.append(style or "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield the title, then the parts of the table, without columns that no row fills."""
         yield Text(f"\n{self.title}", style="bold")
-        names, above, width = self.columns[: self.names], list[Column](), options.max_width
+        names = self.columns[: self.names]
         for column in names[:-1]:
-            if len({*column.cells}) == 1:
+            if len(set(column.cells)) == 1:  # the same in all rows
                 names.remove(column)
                 if column.cells[0]:
-                    yield Text(": ".join(column.texts[:2]))
-        while names and _width(names) > width // 2:
+                    yield Text(f"{column.texts[0]}: {column.cells[0]}")
+        above = []
+        while names and _width(names) > options.max_width // 2:
             above.append(names.pop(0))
+        for part in self._parts(names, options.max_width):
+            yield from self._lines(part, len(names), above)
+
+    def _parts(self, names: list[Column], width: int) -> list[list[Column]]:
+        """Share the columns that some row fills out to parts that fit; a group stays together if it can."""
         parts = [names]
-        filled = [column for column in self.columns[self.names :] if any(column.cells)]
-        for _, block in groupby(filled, lambda column: column.group or id(column)):
-            whole = [*block]
-            fits = _width([*names, *whole]) <= width and any(column.group for column in parts[-1])
-            for piece in [whole] if fits else [[column] for column in whole]:
+        for group in self._groups():
+            pieces = [[column] for column in group]
+            beside_group = any(column.group for column in parts[-1])
+            if beside_group and _width([*names, *group]) <= width:
+                pieces = [group]
+            for piece in pieces:
                 if len(parts[-1]) > len(names) and _width([*parts[-1], *piece]) > width:
                     parts.append(names)
                 parts[-1] = [*parts[-1], *piece]
-        for part in parts:
-            yield from self._lines(part, len(names), above)
+        return parts
+
+    def _groups(self) -> list[list[Column]]:
+        """Neighbours of one group among the columns that some row fills; a column without a group is alone."""
+        groups: list[list[Column]] = []
+        for column in self.columns[self.names :]:
+            if not any(column.cells):
+                continue
+            if column.group and groups and groups[-1][0].group == column.group:
+                groups[-1].append(column)
+            else:
+                groups.append([column])
+        return groups
 
     def _lines(self, part: Sequence[Column], names: int, above: Sequence[Column]) -> Iterator[Text]:
         """The headings of some columns, and the rows that have a value in them."""
-        groups, headings, *rows = (GAP.join(texts) for texts in zip(*_padded(part), strict=True))
-        yield from map(Text, ("", *filter(str.strip, (groups, headings)), "─" * len(headings)))
+        lines = [GAP.join(texts) for texts in zip(*_padded(part), strict=True)]
+        groups, headings, *rows = lines
+        yield Text("")
+        for line in (groups, headings):
+            if line.strip():
+                yield Text(line)
+        yield Text("─" * len(headings))
         before = ""
-        for n, (row, style) in enumerate(zip(rows, self.styles, strict=True), start=1):
-            if any(column.texts[n] for column in part[names:]):
-                name = ", ".join(column.texts[n] for column in above)
-                yield from (Text(line, style) for line in [name] * (name != before) + [row])
-                before = name
+        for place, (row, style) in enumerate(zip(rows, self.styles, strict=True)):
+            if not any(column.cells[place] for column in part[names:]):
+                continue
+            name = ", ".join(column.cells[place] for column in above)
+            if name != before:
+                yield Text(name, style)
+            yield Text(row, style)
+            before = name
 
 
-def _padded(part: Sequence[Column]) -> Iterator[list[str]]:
+def _padded(part: Sequence[Column]) -> list[list[str]]:
     """Fill each column with blanks; a group's heading stands above the first of its columns in this part."""
-    for before, column in zip([None, *part], part, strict=False):
-        texts = ["" if before and before.group == column.group else column.group, *column.texts]
+    padded = []
+    before = None
+    for column in part:
+        group = "" if column.group == before else column.group
+        before = column.group
+        texts = [group, *column.texts]
         width = max(map(cell_len, texts))
-        blanks = (" " * (width - cell_len(text)) for text in texts)
-        yield [
-            blank + text if column.right else text + blank
-            for blank, text in zip(blanks, texts, strict=True)
-        ]
+        filled = []
+        for text in texts:
+            blank = " " * (width - cell_len(text))
+            filled.append(blank + text if column.right else text + blank)
+        padded.append(filled)
+    return padded
 
 
 def _width(part: Sequence[Column]) -> int:
-    return sum(cell_len(texts[0] + GAP) for texts in _padded(part)) - len(GAP)
+    """How many cells of the console the columns take."""
+    width = -len(GAP)
+    for texts in _padded(part):
+        width += cell_len(texts[0] + GAP)
+    return width
 
 
 def screen() -> Console:
     """Return the terminal, or 120 columns if the output is a file or a pipe."""
-    return Console() if sys.stdout.isatty() else Console(width=120)
+    if sys.stdout.isatty():
+        return Console()
+    return Console(width=120)
 
 
 def say(console: Console, line: str, style: str | None = None) -> None:
     """Print a line of text: folded on a terminal, whole in a file or a pipe."""
-    soft_wrap = not console.is_terminal
     console.print(
-        visible(line), style=style, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap
+        visible(line),
+        style=style,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not console.is_terminal,
     )
 
 
@@ -154,6 +194,6 @@ def _desktop() -> bool:
     """Whether the process has a terminal, on this machine, and a display."""
     if not sys.stdout.isatty() or os.environ.get("SSH_CONNECTION"):
         return False
-    return sys.platform in ("darwin", "win32") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
