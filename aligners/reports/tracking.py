@@ -25,23 +25,22 @@ LONGEST_NAME = 128  # of an artifact, in letters
 MANIFEST = "manifest.json"
 SHARED = "model.safetensors"  # the same file in a shared folder, and its name in every artifact
 FILES = (*RUN_FILES, SHARED)
-KINDS = {
-    "fit": "maps",
-    "stitch": "stitching",
-    "universe": "universe",
-}  # command that made a bank -> type of artifact
+# command that made a bank -> type of artifact
+KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}
 STEP = "trainer/global_step"
 VIEW = table_beside(__file__, "workspace.yaml")
-OPEN = (*VIEW["curves"], "Figures")
-CURVES: dict[str, dict[str, str]] = VIEW[
-    "curves"
-]  # section -> title of a panel -> the metrics in it
+# section -> title of a panel -> the metrics in it
+CURVES: dict[str, dict[str, str]] = VIEW["curves"]
+
+# ---------------------------------------------------------------------- runs
 
 
 def unfinished(folder: Path) -> str | None:
     """The number of the W&B run of a folder whose command has not ended; None if it has, or there was none."""
     path = folder / NUMBER
-    return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
+    if not path.is_file():
+        return None
+    return path.read_text(encoding="utf-8").strip() or None
 
 
 def new_number(folder: Path, before: str | None = None) -> str:
@@ -91,13 +90,11 @@ def start_run(
         "resume": "allow",
         "settings": wandb.Settings(init_timeout=30),
     }
-    # Lightning would pass an argument that W&B warns about.
-    try:
+    try:  # not through Lightning, which would pass an argument that W&B warns about
         return wandb.init(mode=_mode(), **options)
     except Exception as error:
-        if number is not None and "is in use" in str(
-            error
-        ):  # the service's own error, which it does not export
+        # the service's own error, which it does not export
+        if number is not None and "is in use" in str(error):
             logger.warning(
                 "At W&B the run `%s` cannot go on, as it has not ended. This is a new run.", number
             )
@@ -121,7 +118,7 @@ def logged_in() -> bool:
 def _mode() -> Any:
     """Return WANDB_MODE, or offline for a user who would be online and is not logged in."""
     mode = os.environ.get("WANDB_MODE")
-    if mode not in (None, "", "online"):
+    if mode and mode != "online":
         return mode
     if logged_in():
         return "online"
@@ -131,6 +128,9 @@ def _mode() -> Any:
             "offline; `wandb sync` uploads it later."
         )
     return "offline"
+
+
+# ---------------------------------------------------------------------- what runs use and leave
 
 
 class RunArtifact(NamedTuple):
@@ -152,12 +152,11 @@ class RunArtifact(NamedTuple):
 
         W&B takes 128 letters, digits and `_.-`. A name that has to be changed for it ends in a hash of the whole.
         """
-        ends = (
-            [self.path.parent.name]
-            if self.kind == "states"
-            else file_names(self.about["models"]).values()
-        )
-        name = f"{self.kind}-{'--'.join(ends)}"
+        if self.kind == "states":
+            models = self.path.parent.name
+        else:
+            models = "--".join(file_names(self.about["models"]).values())
+        name = f"{self.kind}-{models}"
         legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
         if legal == name and len(name) <= LONGEST_NAME:
             return name
@@ -172,14 +171,10 @@ class RunArtifact(NamedTuple):
         """
         import wandb
 
-        artifact, states = (
-            wandb.Artifact(self.name, self.kind, metadata=self.about),
-            self.kind == "states",
-        )
-        name = (
-            MANIFEST if states else SHARED
-        )  # whatever the file is called: equal files are one artifact
-        if upload and not states:
+        artifact = wandb.Artifact(self.name, self.kind, metadata=self.about)
+        # whatever the file is called: equal files are one artifact
+        name = MANIFEST if self.kind == "states" else SHARED
+        if upload and self.kind != "states":
             artifact.add_file(str(self.path), name=name)
         else:
             artifact.add_reference(self.path.resolve().as_uri(), name=name)
@@ -192,30 +187,49 @@ def described(path: Path) -> RunArtifact | None:
     Args:
         path: of the file. Only its header is read.
     """
-    path = path / SHARED if path.is_dir() else path
+    if path.is_dir():
+        path = path / SHARED
     if path.name not in FILES or not path.is_file():
         return None
     try:
         with safe_open(path, framework="np") as file:
-            header = {
-                name: json.loads(held)
-                for name, held in file.metadata().items()
-                if name in ("bank", "banks")
-            }
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        AttributeError,
-    ):  # of an earlier version, or none of ours
+            header = file.metadata() or {}
+        if "banks" in header:
+            return RunArtifact(path, "probes", _of_probes(json.loads(header["banks"])))
+        if "bank" in header:
+            bank = json.loads(header["bank"])
+            return RunArtifact(path, KINDS[bank["command"]], _of_maps(bank))
+    except (OSError, SafetensorError, ValueError):  # of an earlier version, or none of ours
         return None
-    if "banks" in header:
-        return RunArtifact(path, "probes", _of_probes(header["banks"]))
-    return (
-        RunArtifact(path, KINDS[header["bank"]["command"]], _of_maps(header["bank"]))
-        if "bank" in header
-        else None
-    )
+    return None
+
+
+def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Command, models with their fingerprints, sites, maps and texts of a bank."""
+    data = header["data"]
+    models = data["models"]
+    if isinstance(models, dict):
+        models = models.values()
+    texts = data.get("text", {})
+    known = [name for name in ("source", "subset", "seed", "hashes") if name in texts]
+    return {
+        "command": header["command"],
+        "models": {model["name"]: model.get("fingerprint") for model in models},
+        "pairs": {route: str(pairs) for route, pairs in header["pairs"].items()},
+        "maps": {route: sorted(maps) for route, maps in header["maps"].items()},
+        "rows": data.get("rows"),
+        "text": {name: texts[name] for name in known},
+    }
+
+
+def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Models and tasks of banks of probes."""
+    models, tasks = {}, set()
+    for bank in header.values():
+        about = bank["about"]
+        models[about["model"]] = about.get("fingerprint")
+        tasks.add(about["task"])
+    return {"models": models, "tasks": sorted(tasks)}
 
 
 def states(folder: Path) -> RunArtifact:
@@ -233,12 +247,13 @@ def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
         folder: of the run.
         upload: whether W&B gets the files themselves.
     """
-    artifacts = list(
-        filter(None, (described(path) for path in sorted(folder.rglob("*")) if path.name in FILES))
-    )
-    for artifact in artifacts:
-        run.log_artifact(artifact.artifact(upload=upload))
-    return [artifact.name for artifact in artifacts]
+    names = []
+    for path in sorted(folder.rglob("*")):
+        found = described(path) if path.is_file() else None
+        if found is not None:
+            run.log_artifact(found.artifact(upload=upload))
+            names.append(found.name)
+    return names
 
 
 def log_inputs(run: Any, used: Iterable[RunArtifact]) -> None:
@@ -260,28 +275,7 @@ def log_inputs(run: Any, used: Iterable[RunArtifact]) -> None:
         run.config.update({"inputs": named}, allow_val_change=True)
 
 
-def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Command, models with their fingerprints, sites, maps and texts of a bank."""
-    data = header["data"]
-    models = data["models"].values() if isinstance(data["models"], dict) else data["models"]
-    texts = data.get("text", {})
-    return {
-        "command": header["command"],
-        "models": {model["name"]: model.get("fingerprint") for model in models},
-        "pairs": {route: str(pairs) for route, pairs in header["pairs"].items()},
-        "maps": {route: sorted(maps) for route, maps in header["maps"].items()},
-        "rows": data.get("rows"),
-        "text": {
-            name: texts[name] for name in ("source", "subset", "seed", "hashes") if name in texts
-        },
-    }
-
-
-def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Models and tasks of banks of probes."""
-    every = [bank["about"] for bank in header.values()]
-    models = {about["model"]: about.get("fingerprint") for about in every}
-    return {"models": models, "tasks": sorted({about["task"] for about in every})}
+# ---------------------------------------------------------------------- a view of all runs
 
 
 def workspace(entity: str, project: str = PROJECT) -> Any:
@@ -298,37 +292,34 @@ def workspace(entity: str, project: str = PROJECT) -> Any:
     from wandb_workspaces import expr, workspaces
     from wandb_workspaces.reports import v2 as panels
 
-    line: dict[str, Any] = {
-        "x": STEP,
-        "log_y": True,
-        "max_runs_to_show": 20,
-    }  # all metrics of a regular expression
-    contents = {
-        name: [
-            panels.LinePlot(title=title, metric_regex=metrics, **line)
-            for title, metrics in curves.items()
-        ]
-        for name, curves in CURVES.items()
-    }
-    contents |= {
-        "Figures": [
-            panels.MediaBrowser(title=name, media_keys=[name], num_columns=2)
-            for name in VIEW["figures"]
-        ],
-        "Tables": [panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]],
-        "What differs between runs": [panels.RunComparer(diff_only="split")],
-    }
-    sections = [
-        workspaces.Section(name=name, panels=curves, is_open=name in OPEN)
-        for name, curves in contents.items()
+    contents: dict[str, list[Any]] = {}
+    for section, curves in CURVES.items():
+        contents[section] = []
+        for title, metrics in curves.items():
+            line = panels.LinePlot(
+                title=title,
+                metric_regex=metrics,  # all metrics of a regular expression
+                x=STEP,
+                log_y=True,
+                max_runs_to_show=20,
+            )
+            contents[section].append(line)
+    contents["Figures"] = [
+        panels.MediaBrowser(title=name, media_keys=[name], num_columns=2)
+        for name in VIEW["figures"]
     ]
-    settings = workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20)
-    runs = workspaces.RunsetSettings(groupby=[expr.Metric("Group"), expr.Metric("JobType")])
+    opened = list(contents)
+    contents["Tables"] = [panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]]
+    contents["What differs between runs"] = [panels.RunComparer(diff_only="split")]
+    sections = []
+    for name, shown in contents.items():
+        sections.append(workspaces.Section(name=name, panels=shown, is_open=name in opened))
+    groups = [expr.Metric("Group"), expr.Metric("JobType")]
     return workspaces.Workspace(
         entity=entity,
         project=project,
         name=PROJECT,
         sections=sections,
-        settings=settings,
-        runset_settings=runs,
+        settings=workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20),
+        runset_settings=workspaces.RunsetSettings(groupby=groups),
     )

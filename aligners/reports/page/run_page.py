@@ -41,7 +41,7 @@ def write_page(report: Report, folder: Path) -> Path:
     Returns:
         The page.
     """
-    sentences = []
+    sentences: list[str] = []
     for text in report.sentences:
         sentences += filter(str.strip, SENTENCES.split(text))
     config = own_file(folder, CONFIG)
@@ -186,9 +186,9 @@ class PageTable(NamedTuple):
             return self
         kept, known = [], []
         for place, heading in enumerate(self.headings):
-            cells = {line.cells[place] for line in self.rows}
+            values = {line.cells[place] for line in self.rows}
             first = self.rows[0].cells[place]
-            if len(cells) > 1 or not (self.folded or isinstance(first.key, str)):
+            if len(values) > 1 or not (self.folded or isinstance(first.key, str)):
                 kept.append(place)
             elif first.value:
                 known.append(f"{heading} {first.value}")
@@ -196,8 +196,8 @@ class PageTable(NamedTuple):
         if known:
             caption += f" In all rows: {'; '.join(known)}."
         rows = []
-        for cells, role in self.rows:
-            rows.append(Line([cells[place] for place in kept], role))
+        for line in self.rows:
+            rows.append(Line([line.cells[place] for place in kept], line.role))
         headings = [self.headings[place] for place in kept]
         return self._replace(caption=caption, headings=headings, rows=rows)
 
@@ -267,7 +267,7 @@ def _of_rows(report: Report) -> PageTable:
     caption = f"To four digits, intervals in brackets; {report.name}.csv has all of them. Empty columns are left out."
     lines = []
     for row in rows:
-        role = row.get("role")
+        role = str(row.get("role"))
         cells = [cell_of(row, key) for key in keys]
         lines.append(Line(cells, role if role in ROLES.values() else ""))
     headings = [WORDS["columns"].get(key, key.replace("_", " ")) for key in keys]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from aligners.files.shared_folder import LIBRARY
 from aligners.files.yaml_tables import table_beside
@@ -23,7 +23,7 @@ from aligners.reports.names import (
     with_short_names,
 )
 from aligners.reports.page.run_page import alt_text, cell_of
-from aligners.reports.report import Row, distinct, is_known
+from aligners.reports.report import Row, is_known
 from aligners.reports.runs.injection_words import memorised
 from aligners.reports.sharing.public_names import is_local
 
@@ -56,27 +56,26 @@ def card_text(
         run: with the report that its numbers come from; None: the card says that there are none.
         license: as the Hub names it; None: the card names none.
     """
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        finalize=_in_markdown,
-    )
-    environment.filters |= {"form": format, "held_out_name": held_out_name, "on_hub": _on_hub}
     names = [str(model["name"]) for model in about["models"]]
+    figures = {}
+    for name, content in files.items():
+        if name.endswith(".png"):
+            figures[name] = alt_text(content)
     words = {
+        **about,
+        **_package(),
         "about": about,
-        "read": {**(run.report.meta if run else {}), **about},
         "names": json.dumps(names),
         "short": list(short_names(names).values()),
         "place": PLACE,
         "run": run,
-        "figures": {
-            name: alt_text(image) for name, image in files.items() if name.endswith(".png")
-        },
-        **(_numbers(run.report.rows) | _failures(run.report.rows) if run else {}),
+        "read": about,
+        "figures": figures,
     }
-    body = environment.get_template("card.md.j2").render({**about, **_package(), **words})
+    if run is not None:
+        rows = run.report.rows
+        words |= {"read": {**run.report.meta, **about}, **_numbers(rows), **_failures(rows)}
+    body = _template().render(words)
     source = str(about["data"].get("text", {}).get("source", ""))
     header = ModelCardData(
         base_model=list(dict.fromkeys(filter(_on_hub, names))) or None,
@@ -88,19 +87,27 @@ def card_text(
     return f"---\n{header.to_yaml()}\n---\n{body}"
 
 
-def with_notice(card: str, notice: str) -> str:
-    """A card with a notice below its title."""
-    return re.sub(
-        r"^(# .*\n)",
-        lambda found: f"{found[1]}\n> **{notice}**\n",
-        card,
-        count=1,
-        flags=re.MULTILINE,
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_in_markdown,
     )
+    environment.filters |= {"form": format, "held_out_name": held_out_name, "on_hub": _on_hub}
+    return environment.get_template("card.md.j2")
 
 
 def _in_markdown(value: Any) -> Any:
     return in_markdown(value) if isinstance(value, str) else value
+
+
+def with_notice(card: str, notice: str) -> str:
+    """A card with a notice below its title."""
+    title = re.search("^# .*\n", card, re.MULTILINE)
+    if title is None:
+        return card
+    return f"{card[: title.end()]}\n> **{notice}**\n{card[title.end() :]}"
 
 
 def _package() -> dict[str, str | None]:
@@ -117,47 +124,57 @@ def _on_hub(name: str) -> bool:
 def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
     """What did not train, and which maps have partly memorised words or are at some site no better than the mean."""
     maps = [row for row in rows if row.get("role") == "method"]
-    known = [row for row in maps if row.get("fvu_unseen") and row.get("fvu_seen")]
+    untrained = [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]]
+    vocabularies, poor = [], []
+    for row in maps:
+        seen, unseen = row.get("fvu_seen"), row.get("fvu_unseen")
+        if seen and unseen and memorised(seen, unseen):
+            vocabularies.append(row["method"])
+        if (row.get("fvu") or 0) >= 1:
+            poor.append(row["method"])
     return {
-        "untrained": [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]],
-        "vocabularies": distinct(
-            (r for r in known if memorised(r["fvu_seen"], r["fvu_unseen"])), "method"
-        ),
-        "poor": distinct((row for row in maps if (row.get("fvu") or 0) >= 1), "method"),
+        "untrained": untrained,
+        "vocabularies": list(dict.fromkeys(vocabularies)),
+        "poor": list(dict.fromkeys(poor)),
     }
 
 
 def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
     """The table: floors and ceilings stand among the methods, as their role says."""
     shown = with_short_names(rows)
-    labels = {name: [_label(row, name) for row in shown] for name in LABELS}
-    scores = list(dict.fromkeys(row["score_name"] for row in shown if row.get("score_name")))
-    headings = VALUES | ({"score": scores[0]} if len(scores) == 1 else {})
-    values = [name for name in VALUES if is_known(shown, name)]
-    alone = len(set(labels["route"])) == 1  # a single route says nothing
-    columns = {
-        name: cells
-        for name, cells in labels.items()
-        if any(cells) and not (alone and name == "route")
-    }
-    for name in values:
-        cells = (cell_of(row, name) for row in shown)
-        columns[headings[name]] = [f"{cell.value} {cell.interval}".strip() for cell in cells]
+    columns: dict[str, list[str]] = {}
+    for name in LABELS:
+        cells = [_label(row, name) for row in shown]
+        alone = name == "route" and len(set(cells)) == 1  # a single route says nothing
+        if any(cells) and not alone:
+            columns[name] = cells
+    scores = {row["score_name"] for row in shown if row.get("score_name")}
+    intervals = False
+    for name, heading in VALUES.items():
+        if not is_known(shown, name):
+            continue
+        if name == "score" and len(scores) == 1:
+            (heading,) = scores
+        columns[heading] = [_value(row, name) for row in shown]
+        intervals |= is_known(shown, f"{name}_low")
     return {
         "headings": list(columns),
         "rows": list(zip(*columns.values(), strict=True))[:MOST_ROWS],
         "left_out": max(0, len(shown) - MOST_ROWS),
-        "intervals": any(is_known(shown, f"{name}_low") for name in values),
+        "intervals": intervals,
     }
+
+
+def _value(row: Row, name: str) -> str:
+    cell = cell_of(row, name)
+    return f"{cell.value} {cell.interval}".strip()
 
 
 def _label(row: Row, name: str) -> str:
     if name == "route":
-        return (
-            f"{row['model_x']} → {row['model_y']}"
-            if "model_x" in row
-            else str(row.get("model", ""))
-        )
+        if "model_x" in row:
+            return f"{row['model_x']} → {row['model_y']}"
+        return str(row.get("model", ""))
     if name == "site" and row.get("site_x") is not None:
         return site_name((row["site_x"], row["site_y"]))
     return four_digits(row.get(name))

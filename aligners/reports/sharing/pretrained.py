@@ -63,7 +63,8 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     file: ClassVar[str]
 
     def __init__(self, models: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
-        self.models, self.data = [dict(model) for model in models], for_others(data)
+        self.models = [dict(model) for model in models]
+        self.data = for_others(data)
         self.fitted_on_models: list[Identity] = []
         self.card = ""
         self.files: dict[str, bytes] = {}
@@ -125,17 +126,24 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     def config(self) -> dict[str, Any]:
         """What config.json says of it, besides the checksum of its weights."""
         return {
-            "library_name": LIBRARY, "format": FORMAT, "kind": self.kind, "version": version(LIBRARY),
-            "models": self.models, "fitted_on_models": self.fitted_on_models, **self.about(), "data": self.data,
-        }  # fmt: skip
+            "library_name": LIBRARY,
+            "format": FORMAT,
+            "kind": self.kind,
+            "version": version(LIBRARY),
+            "models": self.models,
+            "fitted_on_models": self.fitted_on_models,
+            **self.about(),
+            "data": self.data,
+        }
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.write_weights(save_directory / MODEL)
         config = {**self.config(), "sha256": sha256(save_directory / MODEL)}
         (save_directory / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         for name, content in self.files.items():
-            (save_directory / name).parent.mkdir(exist_ok=True)
-            (save_directory / name).write_bytes(content)
+            file = save_directory / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card that the run's report made, or one without numbers."""
@@ -165,9 +173,8 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         if not self.card:
             self.write_card()
         self.card = self.card.replace(PLACE, repo_id)
-        return str(
-            super().push_to_hub(repo_id, **{"commit_message": f"Upload {self.kind}", **options})
-        )
+        options.setdefault("commit_message", f"Upload {self.kind}")
+        return str(super().push_to_hub(repo_id, **options))
 
     # ------------------------------------------------------------------ loading
 
@@ -195,25 +202,32 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         """
         folder = fetch(pretrained_model_name_or_path, revision, **options)
         config = read_config(folder)
-        if config.get("kind") != cls.kind:
-            known = KINDS.get(config.get("kind", ""))
+        kind = config.get("kind", "")
+        if kind != cls.kind:
+            loader = KINDS[kind].__name__ if kind in KINDS else "a later version"
             raise UserError(
-                f"Expected {pretrained_model_name_or_path} to hold {cls.kind}, but it holds {config.get('kind')}. Load "
-                f"it with {known.__name__ if known else 'a later version'}."
+                f"Expected {pretrained_model_name_or_path} to hold {cls.kind}, but it holds {kind}. "
+                f"Load it with {loader}."
             )
         shared = cls.read_weights(folder, config)
         shared.fitted_on_models = list(config.get("fitted_on_models") or [])
-        card = own_file(folder, CARD)
-        if card is not None:
-            shared.card = card.read_text(encoding="utf-8")
-        figures = sorted(path.name for path in (folder / FIGURES).glob("*.png"))
-        for name in [REPORT, *(f"{FIGURES}/{figure}" for figure in figures)]:
-            path = own_file(folder, name)
-            if path is not None:
-                shared.files[name] = path.read_bytes()
+        shared.read_card(folder)
         if models is not None:
             shared.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
         return shared
+
+    def read_card(self, folder: Path) -> None:
+        """Read the card of a folder, and the files of its report."""
+        card = own_file(folder, CARD)
+        if card is not None:
+            self.card = card.read_text(encoding="utf-8")
+        names = [REPORT]
+        for figure in sorted((folder / FIGURES).glob("*.png")):
+            names.append(f"{FIGURES}/{figure.name}")
+        for name in names:
+            path = own_file(folder, name)
+            if path is not None:
+                self.files[name] = path.read_bytes()
 
     def use_with(self, models: Named, what: str = "it", *, other_models: bool = False) -> None:
         """Check that it belongs to some models, or declare it for them.
@@ -240,15 +254,14 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
                 f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}."
             )
         self.fitted_on_models = self.fitted_on_models or self.models
-        self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
+        names = {}
+        for own, other in zip(self.models, present, strict=True):
+            names[own["name"]] = other["name"]
+        self.rename(names)
         self.declare(present)
-        others, trained_on = (listed(models) for models in (present, self.fitted_on_models))
-        notice = f"Declared for {others}, but trained on {trained_on}."
-        self.card = (
-            with_notice(self.card, f"{notice} All that follows is about the latter.")
-            if self.card
-            else ""
-        )
+        trained_on = listed(self.fitted_on_models)
+        notice = f"Declared for {listed(present)}, but trained on {trained_on}."
+        self.card = with_notice(self.card, f"{notice} All that follows is about the latter.")
         logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
 
     def declare(self, models: Sequence[Identity]) -> None:
@@ -275,13 +288,14 @@ class _SharedBank(Shared):
 
     def about(self) -> dict[str, Any]:
         """Routes, site pairs, maps, and what was read."""
-        maps = {route: {name: type(aligner).__name__ for name, aligner in maps.items()}
-                for route, maps in self.bank.maps.items()}  # fmt: skip
-        known = self.bank.data
-        read: dict[str, Any] = {
-            name: known[name] for name in ("component", "rows", "text") if name in known
-        }
-        return {"maps": maps, "pairs": self.bank.pairs, **read}
+        about: dict[str, Any] = {"maps": {}, "pairs": self.bank.pairs}
+        for route, maps in self.bank.maps.items():
+            types = {name: type(aligner).__name__ for name, aligner in maps.items()}
+            about["maps"][route] = types
+        for name in ("component", "rows", "text"):
+            if name in self.bank.data:
+                about[name] = self.bank.data[name]
+        return about
 
     def write_weights(self, path: Path) -> None:
         """Write the file of weights, as `train.py` writes it."""
@@ -294,47 +308,51 @@ class _SharedBank(Shared):
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give models other names, and take the paths of this machine out."""
-        bank = self.bank
-        fitted = bank.fitted and replace(bank.fitted, origins=renamed(bank.fitted.origins, names))
-        self.models, self.data = renamed(self.models, names), renamed(self.data, names)
-        self.bank = replace(
-            bank, data=renamed(bank.data, names), data_config=self.data, fitted=fitted
-        )
+        self.models = renamed(self.models, names)
+        self.data = renamed(self.data, names)
+        fitted = self.bank.fitted
+        if fitted:
+            fitted = replace(fitted, origins=renamed(fitted.origins, names))
+        data = renamed(self.bank.data, names)
+        self.bank = replace(self.bank, data=data, data_config=self.data, fitted=fitted)
 
     def declare(self, models: Sequence[Identity]) -> None:
         """Say that the maps belong to some models."""
         super().declare(models)
-        previous = self.bank.data["models"]
-        stored = (
-            dict(zip(previous, models, strict=True)) if isinstance(previous, dict) else list(models)
-        )
-        revisions = [model["revision"] for model in models]
-        named = {
-            "revisions": revisions,
-            **dict(zip(("revision_x", "revision_y"), revisions, strict=False)),
-        }
-        self.data |= {name: value for name, value in named.items() if name in self.data}
-        self.bank = replace(
-            self.bank, data={**self.bank.data, "models": stored}, data_config=self.data
-        )
+        revisions: list[Any] = [model["revision"] for model in models]
+        options = {"revisions": revisions, "revision_x": revisions[0], "revision_y": revisions[-1]}
+        for name, value in options.items():
+            if name in self.data:
+                self.data[name] = value
+        data = {**self.bank.data, "models": list(models)}
+        sides = self.bank.data["models"]
+        if isinstance(sides, dict):
+            data["models"] = dict(zip(sides, models, strict=True))
+        self.bank = replace(self.bank, data=data, data_config=self.data)
 
 
 class SharedMaps(_SharedBank):
     """Maps between two models, of `train.py fit`, one for each site pair."""
 
-    kind, command, file = "maps", "fit", "aligners.safetensors"
+    kind = "maps"
+    command = "fit"
+    file = "aligners.safetensors"
 
 
 class SharedUniverse(_SharedBank):
     """One space for many models, of `train.py universe` or `train.py join`."""
 
-    kind, command, file = "universe", "universe", "universe.safetensors"
+    kind = "universe"
+    command = "universe"
+    file = "universe.safetensors"
 
 
 class SharedStitching(_SharedBank):
     """Stitching layers, of `train.py stitch`."""
 
-    kind, command, file = "stitching", "stitch", "stitching.safetensors"
+    kind = "stitching"
+    command = "stitch"
+    file = "stitching.safetensors"
 
 
 class SharedProbes(Shared):
@@ -344,7 +362,8 @@ class SharedProbes(Shared):
         banks: name -> bank, and what is known of it.
     """
 
-    kind, file = "probes", PROBES
+    kind = "probes"
+    file = PROBES
 
     def __init__(
         self,
@@ -357,8 +376,10 @@ class SharedProbes(Shared):
 
     def about(self) -> dict[str, Any]:
         """What is asked of each bank."""
-        return {"banks": {name: {"kind": type(bank.probes).__name__, "task": about.get("task")}
-                          for name, (bank, about) in self.banks.items()}}  # fmt: skip
+        banks = {}
+        for name, (bank, about) in self.banks.items():
+            banks[name] = {"kind": type(bank.probes).__name__, "task": about.get("task")}
+        return {"banks": banks}
 
     def write_weights(self, path: Path) -> None:
         """Write the file of weights, as `train.py probe` writes it."""
@@ -373,30 +394,32 @@ class SharedProbes(Shared):
     def of_run(cls, path: Path) -> Self:
         """Read the file of a run, with what its report and its options say."""
         run = finished_run(path.parent)
-        return cls.read_weights(
-            path, {"models": run.report.meta["models"], "data": run.options.get("data", {})}
-        )
+        return cls(load_banks(path), run.report.meta["models"], run.options.get("data", {}))
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give models other names, in the names of banks too."""
-        self.models, self.data = renamed(self.models, names), renamed(self.data, names)
-        banks = self.banks.items()
-        self.banks = {
-            _in_name(name, names): (bank, renamed(about, names)) for name, (bank, about) in banks
-        }
+        self.models = renamed(self.models, names)
+        self.data = renamed(self.data, names)
+        banks = {}
+        for name, (bank, about) in self.banks.items():
+            banks[_in_name(name, names)] = (bank, renamed(about, names))
+        self.banks = banks
 
 
 def _in_name(name: str, names: Mapping[str, str]) -> str:
     """The name of a bank of probes, which ends with that of its model."""
-    ending = next((model for model in names if name.endswith(f", {model}")), None)
-    return name if ending is None else name.removesuffix(ending) + names[ending]
+    for model, other in names.items():
+        if name.endswith(f", {model}"):
+            return name.removesuffix(model) + other
+    return name
 
 
 KINDS = {kind.kind: kind for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)}
 # by the file that a run keeps, and as the version before called it
-KEPT = {
-    str(Path(kind.file).with_suffix(end)): kind for end in FILE_ENDINGS for kind in KINDS.values()
-}
+KEPT: dict[str, type[Shared]] = {}
+for end in FILE_ENDINGS:
+    for shared_kind in KINDS.values():
+        KEPT[str(Path(shared_kind.file).with_suffix(end))] = shared_kind
 
 
 def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:
@@ -407,17 +430,17 @@ def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> 
         data: options of a data module, of which those that decide what a name means are taken: the precision, and the
             texts of embedded models.
     """
-    return [
-        (model if isinstance(model, FrozenModel) else _loaded(model, data)).identity()
-        for model in models
-    ]
+    found = []
+    for model in models:
+        if isinstance(model, str):
+            model = _loaded(model, data)
+        found.append(model.identity())
+    return found
 
 
 def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
-    options: dict[str, Any] = {
-        "max_length": 2,
-        "dtype": data.get("dtype", "float32"),
-    }  # nothing is read
+    options: dict[str, Any] = {"max_length": 2}  # nothing is read
+    options["dtype"] = data.get("dtype", "float32")
     if "text" in data:
         options["text"] = TextSource(**data["text"])
     return LayerActivations([name], **options).frozen[0]
@@ -425,7 +448,7 @@ def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
 
 def listed(models: Sequence[Identity]) -> str:
     """Names and the beginnings of fingerprints."""
-    return (
-        ", ".join(f"{model['name']} (fingerprint {model['fingerprint'][:12]})" for model in models)
-        or "none"
-    )
+    known = []
+    for model in models:
+        known.append(f"{model['name']} (fingerprint {model['fingerprint'][:12]})")
+    return ", ".join(known) or "none"

@@ -25,11 +25,11 @@ def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str
     Raises:
         ValueError: there is not one name for each.
     """
-    every = list(dict.fromkeys(models))
     if names is None:
-        return {
-            name: short if is_local(name) else name for name, short in short_names(every).items()
-        }
+        public = {}
+        for name, short in short_names(models).items():
+            public[name] = short if is_local(name) else name
+        return public
     if len(names) != len(models):
         raise UserError(
             f"Expected `names` to have one name for each of the {len(models)} models {', '.join(models)}, but got "
@@ -40,11 +40,15 @@ def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str
 
 def last_parts(value: Any) -> dict[str, str]:
     """Every file and folder of this machine among nested plain values -> the last part of its path."""
+    if isinstance(value, str):
+        return {value: Path(value).name} if is_local(value) else {}
     if isinstance(value, Mapping):
         value = list(value.values())
+    parts: dict[str, str] = {}
     if isinstance(value, list | tuple):
-        return {path: last for item in value for path, last in last_parts(item).items()}
-    return {value: Path(value).name} if isinstance(value, str) and is_local(value) else {}
+        for item in value:
+            parts |= last_parts(item)
+    return parts
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -54,21 +58,24 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
         value: of anything that JSON can hold.
         names: name here -> name for others; of paths that it does not have, the last part stays.
     """
-    if isinstance(value, Mapping):
-        return {
-            _name(key, names) if is_local(key) else key: renamed(item, names)
-            for key, item in value.items()
-        }
+    if isinstance(value, str):
+        return _name(value, names)
     if isinstance(value, list | tuple):
         return [renamed(item, names) for item in value]
-    return _name(value, names) if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        return value
+    others = {}
+    for key, item in value.items():
+        if is_local(key):
+            key = _name(key, names)
+        others[key] = renamed(item, names)
+    return others
 
 
 def _name(text: str, names: Mapping[str, str]) -> str:
     if text in names:
         return names[text]
-    for name in sorted(
-        names, key=len, reverse=True
-    ):  # within a sentence; no path within a longer one
-        text = text.replace(name, names[name]) if is_local(name) else text
+    # within a sentence; no path within a longer one
+    for name in sorted(filter(is_local, names), key=len, reverse=True):
+        text = text.replace(name, names[name])
     return Path(text).name if is_local(text) else text

@@ -1,7 +1,7 @@
 """Takes what a run has trained out of its folder, with a card from its report."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,27 +34,35 @@ def shared_from_run(
     path = Path(run)
     if (path / MODEL).is_file() or (is_shared(path) and not path.is_dir()):
         folder = fetch(path)
-        return KINDS.get(read_config(folder).get("kind", ""), SharedMaps).from_pretrained(folder)
+        kind = KINDS.get(read_config(folder).get("kind", ""), SharedMaps)
+        return kind.from_pretrained(folder)
     file = _kept(path)
     shared: Shared = KEPT[file.name].of_run(file)
-    folder = Path(report) if report is not None else path if path.is_dir() else path.parent
-    finished = finished_run(folder) if report is not None or kinds_in(folder) else None
-    public = last_parts(shared.data) | public_names(
-        [str(model["name"]) for model in shared.models], names
-    )
+    models = [str(model["name"]) for model in shared.models]
+    public = last_parts(shared.data) | public_names(models, names)
+    finished = None
+    if report is not None:
+        finished = finished_run(Path(report))
+    elif kinds_in(file.parent):
+        finished = finished_run(file.parent)
     if finished is not None:
         _refuse_report_on_others(shared, file, finished)
-        content = json.dumps(renamed(finished.report.content, public), indent=1)
-        images = {f"{FIGURES}/{path.name}": path.read_bytes() for path in finished.figures}
-        shared.files = {REPORT: content.encode(), **images}
-        parts = {
-            name: renamed(getattr(finished.report, name), public)
-            for name in ("meta", "rows", "sentences")
-        }
-        finished = finished._replace(report=replace(finished.report, **parts))
+        finished = _for_others(finished, public)
+        content = json.dumps(finished.report.content, indent=1)
+        shared.files[REPORT] = content.encode()
+        for figure in finished.figures:
+            shared.files[f"{FIGURES}/{figure.name}"] = figure.read_bytes()
     shared.rename(public)
     shared.write_card(finished, license)
     return shared
+
+
+def _for_others(run: FinishedRun, names: Mapping[str, str]) -> FinishedRun:
+    """A run whose report has the names that others know."""
+    parts = {}
+    for part in ("meta", "rows", "tables", "lead", "sentences"):
+        parts[part] = renamed(getattr(run.report, part), names)
+    return run._replace(report=replace(run.report, **parts))
 
 
 def _kept(path: Path) -> Path:
@@ -63,18 +71,16 @@ def _kept(path: Path) -> Path:
     Raises:
         ValueError: there is none.
     """
-    files = [
-        file
-        for file in ([path] if path.is_file() else [path / name for name in KEPT])
-        if file.is_file()
-    ]
-    if not files or files[0].name not in KEPT:
-        raise UserError(
-            f"Expected `run` to hold something to share, one of {', '.join(list(KEPT)[: len(KINDS)])}, but {path} "
-            f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
-            "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
-        )
-    return files[0]
+    places = [path] if path.is_file() else [path / name for name in KEPT]
+    for file in places:
+        if file.is_file() and file.name in KEPT:
+            return file
+    known = ", ".join(list(KEPT)[: len(KINDS)])
+    found = "holds none" if path.is_dir() else "is no such file or folder"
+    raise UserError(
+        f"Expected `run` to hold something to share, one of {known}, but {path} {found}. `train.py fit`, `universe`, "
+        "`stitch` and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
+    )
 
 
 def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> None:
@@ -83,22 +89,19 @@ def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> No
     Raises:
         ValueError: it is not; says what it is about.
     """
-    options = run.options
-    named = [
-        *(options.get("checkpoints") or ()),
-        options.get("checkpoint"),
-    ]  # of a training, the latter is no file
-    there = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
-    if there and not any(name.samefile(file) for name in there):
+    # of a training, `checkpoint` is no file
+    named = [*(run.options.get("checkpoints") or ()), run.options.get("checkpoint")]
+    measured = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
+    if measured and not any(name.samefile(file) for name in measured):
         raise UserError(
-            f"Expected a `report` about {file}, but {run.folder} measured {', '.join(map(str, there))}."
+            f"Expected a `report` about {file}, but {run.folder} measured {', '.join(map(str, measured))}."
         )
     present = models_of(run.report.meta)
     known = {model.get("fingerprint") for model in present}
-    missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]
+    missing = [str(model["name"]) for model in shared.models if model["fingerprint"] not in known]
     if missing:
+        names = ", ".join(str(model.get("name")) for model in present)
         raise UserError(
             f"Expected `report` to be about the models that this belongs to, but {run.folder} is not about "
-            f"{', '.join(map(str, missing))}: it is about {', '.join(str(model.get('name')) for model in present)}. "
-            "Name a run that measured it."
+            f"{', '.join(missing)}: it is about {names}. Name a run that measured it."
         )

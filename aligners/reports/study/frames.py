@@ -130,7 +130,7 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _groups(frames: Any) -> dict[str, str]:
-    groups = {}
+    groups: dict[str, str] = {}
     for frame in frames:
         for side in "xy":
             if f"model_{side}" not in frame:
