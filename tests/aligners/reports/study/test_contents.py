@@ -335,15 +335,6 @@ def test_a_block_map_groups_families_and_reads_both_directions(frames: Collected
     assert panel.values[y, x] == 0.01
 
 
-def test_the_blocks_of_many_models_are_those_of_their_families() -> None:
-    models = [f"{family}:{n}" for family in "ab" for n in range(9)]
-    rows = pd.DataFrame(given.similarity(["sst2"], models, ["cka"], ["pretrained"]))
-    panel = items({"similarity": rows}, "wu_figure_1")["wu_figure_1"].panels[0]
-    assert list(panel.blocks) == [("a", 4), ("b", 4)]
-    assert panel.values[0, 0] == pytest.approx(0.9)  # of two models: a model with itself would be 1
-    assert panel.values[0, 4] == pytest.approx(0.75)
-
-
 def test_localization_is_over_all_other_layers(frames: Collected) -> None:
     rows = frames["similarity"].copy()
     to_layer_0 = rows["layer_y"].where(rows["direction"] == "forward", rows["layer_x"]) == 0
