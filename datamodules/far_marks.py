@@ -145,29 +145,32 @@ class FarMarks:
 
     def _mark(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
         """Mark what is far for any model, in all texts of a split."""
-        found: dict[tuple[RowKind, int], Tensor] = {}  # by kind and text
+        found: dict[RowKind, dict[int, Tensor]] = defaultdict(dict)  # marks of each text
         for number, model, sites in self._models():
-            far_kinds = [kind for kind in kinds if self._has_far(number, kind)]
-            if not far_kinds:
+            if not any(self._has_far(number, kind) for kind in kinds):
                 continue
             loader = self._load(split, number, sites, batch_size=AT_ONCE * self.data.batch_size)
             said = f"Looking for far rows of {model.name}"
             batches = track(loader, said, disable=hidden(self.data.trainer))
             with self.data.frozen_models.running(model, self.data.run_device):
                 for texts, batch in zip(loader.sampler, batches, strict=True):
-                    for kind, rows, states in self._read(number, sites, batch, far_kinds):
-                        far = self._samples[number, kind].reach.beyond(states).cpu()
-                        for text, part in zip(texts, far.split(rows.counts), strict=True):
-                            found[kind, text] = part | found.get((kind, text), part)
+                    for kind, rows, states in self._read(number, sites, batch, kinds):
+                        far = self._far(number, kind, states).split(rows.counts)
+                        for text, part in zip(texts, far, strict=True):
+                            found[kind][text] = part | found[kind].get(text, part)
+        return {kind: self._joined(found[kind], len(self.data.split(split))) for kind in kinds}
 
-        marks = {}
+    def _far(self, number: int, kind: RowKind, states: Tensor) -> Tensor:
+        """Which rows of a kind are far for a model, (N,) on the CPU."""
+        if self._has_far(number, kind):
+            return self._samples[number, kind].reach.beyond(states).cpu()
+        return torch.zeros(states.shape[1], dtype=torch.bool)
+
+    def _joined(self, by_text: dict[int, Tensor], texts: int) -> Marks:
+        """The marks of all texts of a split; of none if no model has far rows."""
         no_rows = torch.zeros(0, dtype=torch.bool)
-        for kind in kinds:
-            parts = []
-            for text in range(len(self.data.split(split))):
-                parts.append(found.get((kind, text), no_rows))
-            marks[kind] = Marks(torch.cat(parts), torch.tensor(list(map(len, parts))))
-        return marks
+        parts = [by_text.get(text, no_rows) for text in range(texts)]
+        return Marks(torch.cat(parts), torch.tensor(list(map(len, parts))))
 
     def _has_far(self, number: int, kind: RowKind) -> bool:
         """Whether a model has far rows of a kind among those that were looked at."""

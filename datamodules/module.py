@@ -355,35 +355,33 @@ class TextModule(pl.LightningDataModule):
         self.doubts.look_at_models()  # which reads texts, and so comes after every check of a module's setup
         if isinstance(data, str):
             data = self.split(data)
-        trainer = self.trainer
-        rank = 0
-        world = 1
-        if trainer is not None and not alone:
-            rank = trainer.global_rank
-            world = trainer.world_size
         chosen = data.texts_with_rows()
         lengths = data.lengths.numpy()
-        if chosen is None:
-            lengths = lengths[:only]
-        else:
-            chosen = chosen[:only]
+        if chosen is not None:
             lengths = lengths[chosen]
+            chosen = chosen[:only]
+        rank, world = (0, 1) if alone else self._ranks()
         size = batch_size or self.batch_size
-        batches = LengthBatches(
-            lengths, size, rank=rank, world=world, seed=self.order, chosen=chosen, **order
-        )
+        order |= {"rank": rank, "world": world, "seed": self.order, "chosen": chosen}
+        device = self.run_device
         options: dict[str, Any] = {
-            "sampler": batches,
+            "sampler": LengthBatches(lengths[:only], size, **order),
             "batch_size": None,
             "num_workers": self.workers,
             "persistent_workers": self.workers > 0,
-            "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
+            "pin_memory": device is not None and device.type == "cuda",
         }
         if self._stores is not None and self.storable and any(sites):
             (stored,) = self._stores.complete(self, [data], sites)
             if stored:
                 return StoredLoader(data, stored, **options)
         return DataLoader(data, **options)
+
+    def _ranks(self) -> tuple[int, int]:
+        """The number of this process, and of all processes."""
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
@@ -431,9 +429,8 @@ class TextModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Load the texts and the models, with every check that can be made before reading."""
-        trainer = self.trainer
         splits = splits_of_stage(stage)
-        self.frozen_models.check_ranks(1 if trainer is None else trainer.world_size)
+        self.frozen_models.check_ranks(self._ranks()[1])
         self.check_models()
         self.place_models(self.run_device or "cpu")
         for split in splits:

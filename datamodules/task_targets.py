@@ -13,9 +13,7 @@ from aligners.datamodules.rows.policies import Rows, select_rows
 from aligners.errors import UserError, check_range
 from aligners.models.model import FrozenModel
 
-UNASKED = (
-    -100
-)  # in the place of an answer where nothing is asked, as PyTorch's cross-entropy has it
+UNASKED = -100  # where there is no target, as PyTorch's cross-entropy has it
 
 
 @dataclass
@@ -125,18 +123,23 @@ def mask_tokens(
     vocabulary = min(vocabulary or len(tokenizer), len(tokenizer))
     answers = torch.full_like(ids, UNASKED)
     for row, number in enumerate(text.tolist()):
+        draw = np.random.default_rng([seed, epoch, number])
         places = (~special[row]).nonzero()[:, 0].numpy()
-        if len(places):
-            draw = np.random.default_rng([seed, epoch, number])
-            places = draw.permutation(places)[: max(1, round(share * len(places)))]
-            answers[row, places] = chosen = ids[row, places]
-            fate = draw.random(len(chosen))
-            others = draw.integers(vocabulary, size=len(chosen))
-            replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
-            ids[row, places] = torch.from_numpy(
-                np.where(fate < _MASKED, tokenizer.mask_token_id, replaced)
-            )
+        if not len(places):
+            continue
+        places = draw.permutation(places)[: max(1, round(share * len(places)))]
+        chosen = ids[row, places]
+        answers[row, places] = chosen
+        ids[row, places] = _masked(chosen, tokenizer.mask_token_id, vocabulary, draw)
     return {**inputs, "input_ids": ids}, answers
+
+
+def _masked(chosen: Tensor, mask: int, vocabulary: int, draw: np.random.Generator) -> Tensor:
+    """What stands in the place of the chosen tokens of a text."""
+    fate = draw.random(len(chosen))
+    others = draw.integers(vocabulary, size=len(chosen))
+    replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
+    return torch.from_numpy(np.where(fate < _MASKED, mask, replaced))
 
 
 @dataclass
@@ -211,8 +214,7 @@ def task_batch(
         raise UserError(
             "Classification needs labels, but these texts have none. Name a `label_column`."
         )
-    return TaskBatch(
-        texts,
-        rows,
-        classification_targets(texts.labels.float() if model.regression else texts.labels),
-    )
+    labels = texts.labels
+    if model.regression:
+        labels = labels.float()
+    return TaskBatch(texts, rows, classification_targets(labels))

@@ -61,13 +61,10 @@ def read_each(
         states = dict(zip(wanted, read, strict=True))
         return [gather_rows(states, sites, rows, model.width) for rows in each]
 
+    by_site = dict(zip(stored.sites, stored.states, strict=True))
     if stored.pooled:
-        places = [stored.sites.index(site) for site in sites]
-        return [torch.stack([stored.states[place] for place in places])] * len(each)
-
-    states = {}
-    for site, at_site in zip(stored.sites, stored.states, strict=True):
-        states[site] = at_site[None]
+        return [torch.stack([by_site[site] for site in sites])] * len(each)
+    states = {site: at_site[None] for site, at_site in by_site.items()}
     number = inputs["attention_mask"].flatten().cumsum(0) - 1  # of each position's token in a store
     gathered = []
     for rows in each:

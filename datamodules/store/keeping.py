@@ -2,15 +2,13 @@
 
 import os
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aligners.datamodules.store.shards import DTYPES, Shard
@@ -56,17 +54,25 @@ def kept_in(root: Path) -> list[StoreEntry]:
         )
     entries = []
     for folder in root.iterdir():
-        if not (folder / MANIFEST).is_file() and not (folder / "locks").is_dir():
-            continue
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        dates = [path.stat().st_mtime for path in files if path.name in (MANIFEST, USED)]
-        used = max(dates, default=folder.stat().st_mtime)
-        size = sum(path.stat().st_size for path in files)
-        entries.append(StoreEntry(folder, size, used))
+        if (folder / MANIFEST).is_file() or (folder / "locks").is_dir():
+            entries.append(_entry(folder))
     for path in (root / "moments").glob("*.safetensors"):
         about = path.stat()
         entries.append(StoreEntry(path, about.st_size, about.st_mtime))
     return sorted(entries, key=lambda kept: (kept.used, kept.folder))
+
+
+def _entry(folder: Path) -> StoreEntry:
+    """Size and last use of a store; of one without a manifest, when its folder was last changed."""
+    size = 0
+    dates = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            size += path.stat().st_size
+        if path.name in (MANIFEST, USED):
+            dates.append(path.stat().st_mtime)
+    used = max(dates, default=folder.stat().st_mtime)
+    return StoreEntry(folder, size, used)
 
 
 def damages(kept: StoreEntry) -> Iterator[str]:
@@ -142,7 +148,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     contiguous = {name: value.contiguous() for name, value in tensors.items()}
     with whole_file(path) as unfinished:
-        save_sealed(save_file, contiguous, unfinished, {"crc32": str(_checksum(contiguous))})
+        save_sealed(save_file, contiguous, unfinished, {})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -153,10 +159,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         check_sealed(path)
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-            if (file.metadata() or {}).get("crc32") != str(_checksum(tensors)):
-                raise ValueError("its checksum is another")
+        tensors = load_file(path)
     except Exception as error:  # safetensors has errors of its own
         raise UserError(
             f"{path} is damaged: it is not what was written. Remove the file: it is then computed again."
@@ -164,10 +167,3 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     if os.access(path, os.W_OK):
         path.touch()
     return tensors
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), crc))
-    return crc

@@ -8,6 +8,7 @@ before the rows: it says that lengths and CRCs are those that were written, and 
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from aligners.errors import UserError
 
@@ -52,6 +54,11 @@ class ShardWriter:
             os.posix_fallocate(file.fileno(), 0, size)
         else:  # macOS has no such call: there, a full disk is noticed only as rows are written
             file.truncate(size)
+
+    def write_texts(self, texts: np.ndarray, rows: Sequence[Tensor]) -> None:
+        """Write the rows of some texts, given as bytes."""
+        for text, of_text in zip(texts.tolist(), rows, strict=True):
+            self.write(text, of_text.numpy())
 
     def write(self, text: int, rows: np.ndarray) -> None:
         """Write the rows of a text, given as bytes.

@@ -84,8 +84,7 @@ def _write(
             rows = _read(states, chosen, missing).view(torch.uint8)
             counts = states.lengths[chosen].tolist()
             for writer, at_site in zip(writers, rows, strict=True):
-                for text, of_text in zip(chosen, at_site.split(counts), strict=True):
-                    writer.write(text - texts.start, of_text.numpy())
+                writer.write_texts(chosen - texts.start, at_site.split(counts))
             progress(rows.shape[1])
         checksums = [writer.finish() for writer in writers]
     states.record(shard, dict(zip(missing, checksums, strict=True)))
