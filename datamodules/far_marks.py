@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,86 @@ KEPT = {
 }
 
 
+class FarModel:
+    """A model that is read, and what is far for it.
+
+    Args:
+        data: the data module.
+        number: of the model.
+        sites: that are read of it.
+
+    Attributes:
+        samples: what was found out about its rows, by their kind.
+    """
+
+    def __init__(self, data: Any, number: int, sites: list[int]) -> None:
+        self.data = data
+        self.number = number
+        self.sites = sites
+        self.model: FrozenModel = data.frozen[number]
+        self.samples: dict[RowKind, FarSample] = {}
+
+    def has_far(self, kind: RowKind) -> bool:
+        """Whether rows of a kind are far among those that were looked at."""
+        return kind in self.samples and bool(self.samples[kind].far.any())
+
+    def far(self, kind: RowKind, states: Tensor) -> Tensor:
+        """Which rows of a kind (S, N, d) are far, (N,) on the CPU."""
+        if self.has_far(kind):
+            return self.samples[kind].reach.beyond(states).cpu()
+        return torch.zeros(states.shape[1], dtype=torch.bool)
+
+    def load(self, split: Split, **options: Any) -> Any:
+        """A loader of a split's texts, all of them for every rank, with the model's states if there is a store."""
+        sites: list[list[int]] = [[] for _ in self.data.frozen]
+        sites[self.number] = self.sites
+        return self.data.load(split, alone=True, sites=sites, **options)
+
+    def running(self) -> Any:
+        """Within it, the model is where it runs."""
+        return self.data.frozen_models.running(self.model, self.data.run_device)
+
+    def read(
+        self, batch: TextBatch, kinds: Sequence[RowKind]
+    ) -> list[tuple[RowKind, Rows, Tensor]]:
+        """For each kind where its rows are, on the CPU, and their states (S, N, d)."""
+        rows = [rows_of_each(batch, kind)[self.number] for kind in kinds]
+        placed = batch.to(self.model.device)
+        states = read_each(
+            self.model,
+            placed.inputs[self.number],
+            self.sites,
+            [of_kind.to(self.model.device) for of_kind in rows],
+            self.data.component,
+            placed.stored.get(self.model),
+        )
+        return list(zip(kinds, rows, states, strict=True))
+
+    def sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
+        """Measure what is far, for the kinds of which that is not known, on the first `SAMPLE_ROWS` rows."""
+        kinds = [kind for kind in kinds if kind not in self.samples]
+        if not kinds:
+            return
+        states: dict[RowKind, list[Tensor]] = defaultdict(list)
+        first: dict[RowKind, list[Tensor]] = defaultdict(list)
+        loader = self.load(split, only=SAMPLE_TEXTS, batch_size=SAMPLE_TEXTS // AT_ONCE)
+        rows_so_far = 0
+        with self.running():
+            for batch in loader:
+                for kind, rows, read in self.read(batch, kinds):
+                    states[kind].append(read.cpu())
+                    first[kind].append(rows.place == 0)
+                rows_so_far += len(first[kinds[0]][-1])
+                if rows_so_far >= SAMPLE_ROWS:
+                    break
+        for kind, parts in states.items():
+            every = torch.cat(parts, 1)
+            if every.shape[1]:
+                starts = torch.cat(first[kind])
+                sample = FarSample.of(every, starts, self.sites, self.data.component)
+                self.samples[kind] = sample
+
+
 class FarMarks:
     """Which rows of a data module's splits are far from all others, for any of its models at any site that is read.
 
@@ -40,8 +121,16 @@ class FarMarks:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self._samples: dict[tuple[int, RowKind], FarSample] = {}
         self._found: WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]] = WeakKeyDictionary()
+
+    @cached_property
+    def _models(self) -> list[FarModel]:
+        """Each model that is read, with the sites that are read under all of its numbers."""
+        models = self.data.frozen
+        sites: dict[int, set[int]] = defaultdict(set)
+        for model, of_model in zip(models, self.data.wanted_sites(), strict=True):
+            sites[models.index(model)].update(of_model)
+        return [FarModel(self.data, number, sorted(read)) for number, read in sites.items() if read]
 
     def of(self, split: Split, kinds: Sequence[RowKind]) -> Mapping[RowKind, Marks]:
         """The far rows of a split, of those of the kinds that have any: of tokens or words, never of whole texts.
@@ -71,113 +160,34 @@ class FarMarks:
             every += found.values()
         return any(bool(marks.flat.any()) for marks in every)
 
-    # ------------------------------------------------------------------ reading
-
-    def _models(self) -> list[tuple[int, FrozenModel, list[int]]]:
-        """Each model that is read once, with its first number and the sites that are read under all of its numbers."""
-        models = self.data.frozen
-        wanted = self.data.wanted_sites()
-        sites: dict[int, set[int]] = {}
-        for model, of_model in zip(models, wanted, strict=True):
-            sites.setdefault(models.index(model), set()).update(of_model)
-        return [(number, models[number], sorted(read)) for number, read in sites.items() if read]
-
-    def _load(self, split: Split, number: int, sites: list[int], **options: Any) -> Any:
-        """A loader of a split's texts, all of them for every rank, with one model's states if there is a store."""
-        every: list[list[int]] = [[] for _ in self.data.frozen]
-        every[number] = sites
-        return self.data.load(split, alone=True, sites=every, **options)
-
-    def _read(
-        self, number: int, sites: list[int], batch: TextBatch, kinds: Sequence[RowKind]
-    ) -> list[tuple[RowKind, Rows, Tensor]]:
-        """The rows of a model: for each kind where they are, on the CPU, and their states (S, N, d)."""
-        model = self.data.frozen[number]
-        rows = [rows_of_each(batch, kind)[number] for kind in kinds]
-        placed = batch.to(model.device)
-        states = read_each(
-            model,
-            placed.inputs[number],
-            sites,
-            [of_kind.to(model.device) for of_kind in rows],
-            self.data.component,
-            placed.stored.get(model),
-        )
-        return list(zip(kinds, rows, states, strict=True))
-
     def _sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
-        """Measure what is far, for the kinds of which that is not known, on the split that the run reads first."""
+        """Measure what is far for each model, on the split that the run reads first."""
         trainer = self.data.trainer
         if trainer is not None:
             stage = getattr(getattr(trainer, "state", None), "fn", "fit")
             split = self.data.splits[0]
             if stage in ("fit", "validate"):
                 split = "fit"
-        for number, model, sites in self._models():
-            missing = [kind for kind in kinds if (number, kind) not in self._samples]
-            if not missing:
-                continue
-            size = SAMPLE_TEXTS // AT_ONCE
-            batches = self._load(split, number, sites, only=SAMPLE_TEXTS, batch_size=size)
-            with self.data.frozen_models.running(model, self.data.run_device):
-                self._sample_model(number, sites, batches, missing)
-
-    def _sample_model(
-        self, number: int, sites: list[int], batches: Any, kinds: Sequence[RowKind]
-    ) -> None:
-        """Look at the first `SAMPLE_ROWS` rows of a model."""
-        states: dict[RowKind, list[Tensor]] = defaultdict(list)
-        first: dict[RowKind, list[Tensor]] = defaultdict(list)
-        rows_so_far = 0
-        for batch in batches:
-            for kind, rows, read in self._read(number, sites, batch, kinds):
-                states[kind].append(read.cpu())
-                first[kind].append(rows.place == 0)
-            rows_so_far += len(first[kinds[0]][-1])
-            if rows_so_far >= SAMPLE_ROWS:
-                break
-        for kind, parts in states.items():
-            every = torch.cat(parts, 1)
-            if every.shape[1]:
-                self._samples[number, kind] = FarSample.of(
-                    every, torch.cat(first[kind]), sites, self.data.component
-                )
+        for model in self._models:
+            model.sample(split, kinds)
 
     def _mark(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
         """Mark what is far for any model, in all texts of a split."""
         found: dict[RowKind, dict[int, Tensor]] = defaultdict(dict)  # marks of each text
-        for number, model, sites in self._models():
-            if not any(self._has_far(number, kind) for kind in kinds):
+        for model in self._models:
+            if not any(model.has_far(kind) for kind in kinds):
                 continue
-            loader = self._load(split, number, sites, batch_size=AT_ONCE * self.data.batch_size)
-            said = f"Looking for far rows of {model.name}"
+            loader = model.load(split, batch_size=AT_ONCE * self.data.batch_size)
+            said = f"Looking for far rows of {model.model.name}"
             batches = track(loader, said, disable=hidden(self.data.trainer))
-            with self.data.frozen_models.running(model, self.data.run_device):
+            with model.running():
                 for texts, batch in zip(loader.sampler, batches, strict=True):
-                    for kind, rows, states in self._read(number, sites, batch, kinds):
-                        far = self._far(number, kind, states).split(rows.counts)
-                        for text, part in zip(texts, far, strict=True):
+                    for kind, rows, states in model.read(batch, kinds):
+                        parts = model.far(kind, states).split(rows.counts)
+                        for text, part in zip(texts, parts, strict=True):
                             found[kind][text] = part | found[kind].get(text, part)
-        return {kind: self._joined(found[kind], len(self.data.split(split))) for kind in kinds}
-
-    def _far(self, number: int, kind: RowKind, states: Tensor) -> Tensor:
-        """Which rows of a kind are far for a model, (N,) on the CPU."""
-        if self._has_far(number, kind):
-            return self._samples[number, kind].reach.beyond(states).cpu()
-        return torch.zeros(states.shape[1], dtype=torch.bool)
-
-    def _joined(self, by_text: dict[int, Tensor], texts: int) -> Marks:
-        """The marks of all texts of a split; of none if no model has far rows."""
-        no_rows = torch.zeros(0, dtype=torch.bool)
-        parts = [by_text.get(text, no_rows) for text in range(texts)]
-        return Marks(torch.cat(parts), torch.tensor(list(map(len, parts))))
-
-    def _has_far(self, number: int, kind: RowKind) -> bool:
-        """Whether a model has far rows of a kind among those that were looked at."""
-        sample = self._samples.get((number, kind))
-        return sample is not None and bool(sample.far.any())
-
-    # ------------------------------------------------------------------ words
+        count = len(self.data.split(split))
+        return {kind: _joined(found[kind], count) for kind in kinds}
 
     def note(self, split: Split, kind: RowKind, become: str, what: str = "rows") -> None:
         """Caution about far rows where nothing leaves them out, by some texts of a split.
@@ -189,27 +199,36 @@ class FarMarks:
             what: the rows are called.
         """
         self._sample(split, [kind])
-        every = [sample.far for (_, of), sample in self._samples.items() if of == kind]
-        if not every:
-            return
-        far = every[0]
-        for other in every[1:]:
-            if len(other) == len(far):  # the same rows, as models of one tokenizer have
-                far = far | other
-        self._caution(far, f"{NAMES[split]} {what} that were looked at", kind, become)
+        far: Tensor | None = None
+        for model in self._models:
+            if kind not in model.samples:
+                continue
+            own = model.samples[kind].far
+            if far is None:
+                far = own
+            elif len(own) == len(far):  # the same rows, as models of one tokenizer have
+                far = far | own
+        if far is not None:
+            self._caution(far, f"{NAMES[split]} {what} that were looked at", kind, become)
 
     def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
         """Say how many rows are far, and what they do, once: of the texts that are read first."""
         count = int(far.sum())
-        rows = len(far)
         said = any("far from all others" in caution for caution in self.data.cautions)
         if not count or said:
             return
         each = []
-        for number, model, _ in self._models():
-            if self._has_far(number, kind):
-                each.append(self._samples[number, kind].words(short_name(model)))
+        for model in self._models:
+            if model.has_far(kind):
+                each.append(model.samples[kind].words(short_name(model.model)))
         self.data.caution(
-            f"Caution: {count:,} of {rows:,} {which} ({count / rows:.1%}) are far from all others: "
+            f"Caution: {count:,} of {len(far):,} {which} ({count / len(far):.1%}) are far from all others: "
             f"{'; '.join(each)}. {become}."
         )
+
+
+def _joined(by_text: dict[int, Tensor], texts: int) -> Marks:
+    """The marks of all texts of a split; of none if no model has far rows."""
+    no_rows = torch.zeros(0, dtype=torch.bool)
+    parts = [by_text.get(text, no_rows) for text in range(texts)]
+    return Marks(torch.cat(parts), torch.tensor(list(map(len, parts))))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.utils.data import DataLoader
 
@@ -223,16 +223,20 @@ class PairedActivations(TextModule):
 
     def config(self) -> dict[str, Any]:
         """Return the options as plain values, from which an equal data module can be made."""
-        own = {
+        config = {**self.pairing.options, **self._options(), **super().config()}
+        config["held_out_types"] = self.held_out_types
+        for name in self.pairing.hidden:
+            config.pop(name)
+        return config
+
+    def _options(self) -> dict[str, Any]:
+        """What is read, as the user says it."""
+        return {
             "rows": self.rows,
             "special_tokens": self.special_tokens,
             "component": self.component,
-            "held_out_types": self.held_out_types,
             "far_rows": self.far_rows,
         }
-        for name in self.pairing.hidden:
-            own.pop(name)
-        return {**self.pairing.options, **own, **super().config()}
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
@@ -241,10 +245,7 @@ class PairedActivations(TextModule):
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
-            "component": self.component,
-            "rows": self.rows,
-            "special_tokens": self.special_tokens,
-            "far_rows": self.far_rows,
+            **self._options(),
             **super().describe(),
             "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
@@ -332,24 +333,38 @@ class PairedActivations(TextModule):
 
     def _marked(self, split: Split) -> TokenisedTexts:
         """A split whose batches mark rows of unseen types and far rows; the fitting texts come without them."""
-        fitting = split == "fit"
-        kinds = self.kinds_read[:1] if fitting else self.kinds_read
-        seen = self._plan.measured
-        if fitting or seen is None:
-            seen = self.seen
+        if split == "fit":
+            return self._fitting_texts()
+        marks = self._unseen(split, self.kinds_read, self._plan.measured or self.seen)
+        far = self._far(split, self.kinds_read)
+        return self.split(split).marked(marks, leave_out=False, far=far)
+
+    def _fitting_texts(self) -> TokenisedTexts:
+        """The fitting texts, without the rows of held-out types and, if they are left out, far ones."""
+        kind = self.reader.kind
+        marks = self._unseen("fit", [kind], self.seen)
+        far = self._far("fit", [kind]).get(kind)
+        if far is not None and self.far_rows == "leave_out":
+            unseen = marks.get(kind, far)
+            marks[kind] = Marks(far.flat | unseen.flat, far.counts)
+        return self.split("fit").marked(marks, leave_out=True)
+
+    def _unseen(
+        self, split: Split, kinds: Sequence[RowKind], seen: SeenTypes
+    ) -> dict[RowKind, Marks]:
+        """Mark the rows of unseen types, of the kinds of rows that have such types."""
         marks: dict[RowKind, Marks] = {}
         for kind in kinds:
-            if seen.kind is not None and kind.types == seen.kind:
-                marks[kind] = cast(RowTypes, self._types(kind, split)).unseen(seen)
+            types = None if kind.types != seen.kind else self._types(kind, split)
+            if types is not None:
+                marks[kind] = types.unseen(seen)
+        return marks
 
-        far = self.far.of(split, kinds) if self.storable else {}
-        if not fitting:
-            return self.split(split).marked(marks, leave_out=False, far=far)
-        if self.far_rows == "leave_out":
-            for kind, apart in far.items():
-                unseen = marks.get(kind, apart)
-                marks[kind] = Marks(apart.flat | unseen.flat, apart.counts)
-        return self.split(split).marked(marks, leave_out=True)
+    def _far(self, split: Split, kinds: Sequence[RowKind]) -> Mapping[RowKind, Marks]:
+        """The far rows of a split; attention weights have none."""
+        if self.pairing.of_attention:
+            return {}
+        return self.far.of(split, kinds)
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -422,6 +437,8 @@ class PairedActivations(TextModule):
         self.complete_store(self.splits)
         loaders = []
         for split in self.splits:
-            only = len(self.split("test")) if split == "fit" else None
+            only = None
+            if split == "fit":
+                only = len(self.split("test"))
             loaders.append(self.loader(split, only=only))
         return loaders
