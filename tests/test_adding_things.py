@@ -107,7 +107,7 @@ def test_a_command(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add("aligners/cli/evaluate/count.py", tmp_path, monkeypatch)
-    entry = yaml.safe_load(line_of("aligners/cli/commands.yaml"))
+    entry = eval(f"{{{line_of('aligners/cli/table.py')}}}")
     monkeypatch.setattr(table, "COMMANDS", {"evaluate": table.COMMANDS["evaluate"] | entry})
     texts = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
     table.evaluate(["count", "--data.models", f"[{world.model_x}]", *texts])

@@ -87,10 +87,15 @@ class Command:
     from_files: Collection[type] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
 
+    def about(self) -> str:
+        """What it does: its docstring up to the example and the arguments."""
+        return re.split(r"\n\n(?:Example|Args):", cleandoc(self.work.__doc__ or ""))[0]
+
     def parser(self) -> ArgumentParser:
         """Make the parser of its options."""
-        about = re.split(r"\n\n(?:Example|Args):", cleandoc(self.work.__doc__ or ""))[0]
-        parser = OptionParser(description=about, usage=f"%(prog)s {self.usage}", allow_abbrev=False)
+        parser = OptionParser(
+            description=self.about(), usage=f"%(prog)s {self.usage}", allow_abbrev=False
+        )
         skip = set(self.skip)
         config = self.config or (self.kind and "YAML file with any of these options.")
         if config:

@@ -1,4 +1,9 @@
-"""The parser of a command's options, and its errors in plain words: what was expected, where, and what came."""
+"""The parser of a command's options, and its errors in plain words: what was expected, where, and what came.
+
+All that this package uses of argparse and jsonargparse without their promise is here: `_actions`, the options of a
+parser, and `_typehint`, the type of one, which are the only way to them; and `_inner_parser`, which marks a parser that
+parses for another. `tests/aligners/cli/test_words.py` fails where a version has them no more.
+"""
 
 import re
 import sys
@@ -19,7 +24,7 @@ from aligners.cli.trusted import (
     let_name_maps,
     refuse_class,
 )
-from aligners.cli.words import KINDS, unknown_option
+from aligners.cli.words import KINDS
 from aligners.errors import UserError, did_you_mean
 
 TYPES = {**KINDS, "str": "a text", "dict": "names and values such as {a: b}", "NoneType": ""}
@@ -33,8 +38,18 @@ UNKNOWN = re.compile(
 )
 
 
+def actions_of(parser: ArgumentParser) -> list[Any]:
+    """The options and words that a parser takes."""
+    return list(parser._actions)
+
+
+def hint_of(action: Any) -> Any:
+    """The type of an option; None: it has none."""
+    return getattr(action, "_typehint", None)
+
+
 class OptionParser(ArgumentParser):
-    """jsonargparse's parser; what the user can mend is a `UserError`."""
+    """jsonargparse's parser; what the user can fix is a `UserError`."""
 
     def add_class_arguments(self, *given: Any, **options: Any) -> list[str]:
         """Add the arguments of a class, those that may be int or float read as int first, so that 3 is not 3.0.
@@ -42,11 +57,10 @@ class OptionParser(ArgumentParser):
         `typing` gives equal unions the order of the one that any package has named first, and jsonargparse goes by it.
         """
         added = super().add_class_arguments(*given, **options)
-        actions: list[Any] = self._actions
-        for action in actions:
-            hint = getattr(action, "_typehint", None)
+        for action in actions_of(self):
+            hint = hint_of(action)
             if get_origin(hint) in (Union, UnionType) and {int, float} <= {*get_args(hint)}:
-                others = (kind for kind in get_args(hint) if kind not in (int, float))
+                others = [kind for kind in get_args(hint) if kind not in (int, float)]
                 action._typehint = reduce(or_, others, int | float)
         return added
 
@@ -74,9 +88,12 @@ class OptionParser(ArgumentParser):
         """
         let_name_maps()
         parsed = super().parse_object(*given, **options)
-        if not getattr(self, "_inner_parser", False):
+        if not self._is_inner():
             check_classes(parsed)
         return parsed
+
+    def _is_inner(self) -> bool:
+        return getattr(self, "_inner_parser", False)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise.
@@ -84,14 +101,9 @@ class OptionParser(ArgumentParser):
         Raises:
             UserError: always, unless it parses for another parser, which words the error then.
         """
-        if getattr(self, "_inner_parser", False):
+        if self._is_inner():
             super().error(message, ex)
-        options = [
-            option[2:]
-            for action in self._actions
-            for option in action.option_strings
-            if option[-1] != "+"
-        ]
+        options = [action.dest for action in actions_of(self) if action.option_strings]
         raise UserError(in_plain_words(message, self.prog, options)) from ex
 
 
@@ -109,25 +121,44 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     if denied := DENIED.search(message):
         return str(refuse_class(f"`--{keys[0]}`" if keys else "options", denied[1]))
     if unknown := UNKNOWN.match(message):
-        in_file = f"--{'.'.join(filter(None, unknown.groups()))}"
-        return str(
-            unknown_option(
-                program, unknown[2] if message.startswith("unrecognized") else in_file, options
-            )
-        )
+        option = unknown[2]
+        if not message.startswith("unrecognized"):  # in a file of options
+            option = f"--{'.'.join(filter(None, unknown.groups()))}"
+        return _unknown_option(program, option, options)
     if missing := re.match(r"the following arguments are required: (.*)", message):
         return f"Expected a value of `{missing[1]}`, but got none. `{program} --help` explains it."
     if not keys:
         return message
-    place = f"`--{keys[0]}`" if keys[-1] == keys[0] else f"`{keys[-1]}` of `--{keys[0]}`"
+    return _wrong_value(message, program, keys)
+
+
+def _unknown_option(program: str, option: str, options: Collection[str]) -> str:
+    ends = [f"--{name}" for name in options if name.endswith(f".{option[2:]}")][:3]
+    like = did_you_mean([option], [f"--{name}" for name in options])
+    if ends:
+        like = f" Did you mean {' or '.join(ends)}?"
+    return f"Expected options of `{program}`, but got {option}.{like} `{program} --help all` lists them."
+
+
+def _wrong_value(message: str, program: str, keys: Sequence[str]) -> str:
+    """The error of a value.
+
+    Args:
+        message: jsonargparse's.
+        program: what the user typed up to the command.
+        keys: names in the message, that of the option first, the one that is wrong last.
+    """
+    place = f"`--{keys[0]}`"
+    if keys[-1] != keys[0]:
+        place = f"`{keys[-1]}` of `--{keys[0]}`"
     if unknown := re.search(r"Option '([^']+)' is not accepted", message):
         return f"Expected an argument that {place} has, but got {unknown[1]}. `{program} --{keys[0]}.help` lists them."
     if several := re.search(r"Multiple subclasses with name (\S+)\. .*: (.*)\.", message):
         called, paths = several.groups()
         return f"Expected {place} to give the full path of a class, as several are called {called}: {paths}."
-    types = [
-        literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)
-    ]
+    types = []
+    for kind, literal in TYPE.findall(message):
+        types.append(literal.replace("'", "") or TYPES.get(kind, LIST))
     name = re.search(r"Expected a dot import path string: (\S+)", message)
     if name and not set(types) & set(KINDS.values()):
         from aligners.cli.known.describe_options import known_names  # which needs this module
@@ -135,7 +166,8 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
         known = known_names().get(keys[0], ["the full paths of classes"])
         return f"Expected {place} out of {', '.join(known)}, but got {name[1]}.{did_you_mean([name[1]], known)}"
     got = VALUE.findall(message) or [message.splitlines()[-1].strip()]
-    if any(types):
-        return f"Expected {place} to be {' or '.join(filter(None, dict.fromkeys(types)))}, but got {got[0]!r}."
+    expected = list(filter(None, dict.fromkeys(types)))
+    if expected:
+        return f"Expected {place} to be {' or '.join(expected)}, but got {got[0]!r}."
     what = re.sub(r'.*Parser key ".*?": ', "", got[-1])
     return f"Expected another value of {place}: {what}"

@@ -1,4 +1,4 @@
-"""Runs the commands of `train.py`, `evaluate.py` and `study.py`, which `aligners` runs as well."""
+"""The commands of `train.py`, `evaluate.py` and `study.py`, which `aligners` runs as well, and how one is run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,103 @@ from aligners.files.yaml_tables import table_beside
 if TYPE_CHECKING:
     from aligners.cli.command import Command
 
-# Script -> command -> its module and its line of help: see commands.yaml.
-COMMANDS: dict[str, dict[str, list[str]]] = table_beside(__file__, "commands.yaml")
+# Script -> command -> the module below `aligners.cli` and the function in it, and a line of help. A module is imported
+# only when a command of it is used.
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "train": {
+        "carry": (
+            "train.carry:carry",
+            "Carry heads, directions, probes and dictionaries to another model, by maps without labels.",
+        ),
+        "fit": ("train.fit:fit", "Fit aligners between the states of two frozen models."),
+        "finetune": (
+            "train.finetune:finetune",
+            "Fine-tune classifiers from any number of seeds, with blocks frozen or left out.",
+        ),
+        "fit_attention": (
+            "train.fit:fit_attention",
+            "Fit aligners between the attention weights of two models.",
+        ),
+        "fit_pairs": (
+            "train.fit:fit_pairs",
+            "Fit aligners of many pairs of models at once, in one bank.",
+        ),
+        "join": ("train.fit_universe:join", "Fit one more model to a shared space that many have."),
+        "leave": ("train.fit_universe:leave", "Take a model out of a shared space that many have."),
+        "probe": (
+            "train.train_probes:probe",
+            "Train probes on the states of models: what is encoded, layer by layer.",
+        ),
+        "recover": (
+            "train.fit:recover",
+            "Fit maps to random bijections of a model's states, and measure how well each is found.",
+        ),
+        "stitch": (
+            "train.train_stitching:stitch",
+            "Train stitching layers through frozen tails, and report what they cost.",
+        ),
+        "universe": (
+            "train.fit_universe:universe",
+            "Fit one shared space for many models, with a bijection from each.",
+        ),
+        "untrained": ("train.untrained:untrained", "Save a model's untrained twin."),
+        "validate": (
+            "train.fit:validate",
+            "Show the figures of a checkpoint's aligners on the validation texts.",
+        ),
+    },
+    "evaluate": {
+        "bijection": (
+            "evaluate.bijection:bijection",
+            "Measure what being a bijection costs, by steps and size.",
+        ),
+        "compare": (
+            "evaluate.compare:compare",
+            "Say what changed between two models, where, and on what.",
+        ),
+        "inject": (
+            "evaluate.inject:inject",
+            "Measure the errors of maps, and inject mapped states at every site.",
+        ),
+        "probe": (
+            "evaluate.evaluate_probes:probe",
+            "Let probes of one model read the mapped states of another.",
+        ),
+        "share": (
+            "evaluate.show_and_share:share",
+            "Write what a run has trained to a folder for others, with a card; upload it.",
+        ),
+        "show": (
+            "evaluate.show_and_share:show",
+            "Show a finished run's tables and findings, and open its report.",
+        ),
+        "similarity": (
+            "evaluate.similarity:similarity",
+            "Measure all layers of models against each other.",
+        ),
+        "steer": (
+            "evaluate.steer:steer",
+            "Steer a language model: what directions do, and what they cost.",
+        ),
+        "stitch": (
+            "evaluate.evaluate_stitching:stitch",
+            "Stitch models together and measure the penalty.",
+        ),
+        "surgery": (
+            "evaluate.surgery:surgery",
+            "Truncate classifiers, and skip spans of their layers.",
+        ),
+    },
+    "study": {
+        "run": ("study.run_cells:run", "Run what is missing of a study, and report."),
+        "status": ("study.study_results:status", "Show how far a study is."),
+        "retry": ("study.run_cells:retry", "Run the failed cells of a study once more."),
+        "collect": ("study.study_results:collect", "Write the results of a study into tables."),
+        "report": ("study.study_results:report", "Make the tables and figures of a study."),
+        "store": ("study.store:store", "List, verify and remove the states that a store keeps."),
+        "workspace": ("study.workspace:workspace", "Save a view of all runs at W&B."),
+    },
+}
 
 
 def run_script(
@@ -42,14 +137,15 @@ def run_script(
     Args:
         script: its name, without `.py`.
         args: the words after it; errors are raised. By default those of the process, which then ends with a message
-            and an exit status where the user can mend the error.
+            and an exit status where the user can fix the error.
         program: what the user typed before the words. Default: the script's file.
         skip: how many words of the process that was.
         modules: that are imported before a command runs, such as what registers tables of studies.
     """
     program = program or f"{script}.py"
     if args is not None:
-        return _run(script, list(args), program, modules)
+        _run(script, list(args), program, modules)
+        return
     with early_endings(traceback="--traceback" in sys.argv):
         _run(script, sys.argv[skip:], program, modules)
 
@@ -59,18 +155,21 @@ train, evaluate, study = (partial(run_script, script) for script in COMMANDS)
 
 def main() -> None:
     """`aligners`: run the command that the first two words name, such as `aligners train fit`."""
-    script = sys.argv[1] if len(sys.argv) > 1 else None
+    script = sys.argv[1] if len(sys.argv) > 1 else ""
     if script in COMMANDS:
         run_script(script, program=f"aligners {script}", skip=2)
+        return
+    if script == "--version":
+        print(_versions())
     else:
-        usages = [_usage(f"aligners {name}", name) for name in COMMANDS]
-        print(_versions() if script == "--version" else "\n\n".join(usages))
-        sys.exit(0 if script in ("-h", "--help", "--version") else 2)
+        print("\n\n".join(_usage(f"aligners {name}", name) for name in COMMANDS))
+    sys.exit(0 if script in ("-h", "--help", "--version") else 2)
 
 
 def find(script: str, name: str) -> Command:
     """Import a command."""
-    return getattr(import_module(f"aligners.cli.{script}.{COMMANDS[script][name][0]}"), name)
+    module, _, function = COMMANDS[script][name][0].partition(":")
+    return getattr(import_module(f"aligners.cli.{module}"), function)
 
 
 @cache
@@ -82,12 +181,8 @@ def known_options(script: str, name: str) -> dict[str, Any]:
     command = f"{script} {name}"
     about = kept(command)
     if about is None:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(
-                f"Reading the options of `{command}` (once after each change) ...",
-                file=sys.stderr,
-                flush=True,
-            )
+        if _is_first_rank():
+            _say(f"Reading the options of `{command}` (once after each change) ...")
         import_first()
         from aligners.cli.known.describe_options import describe
 
@@ -99,19 +194,19 @@ def known_options(script: str, name: str) -> dict[str, Any]:
 def _run(script: str, words: list[str], program: str, modules: Sequence[str]) -> None:
     # Batches differ in shape, and oneDNN keeps what it has compiled for each of the last 1,024: memory without end.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    name = words[0] if words else None
+    name = words[0] if words else ""
     if name in ("-h", "--help"):
         print(_usage(program, script))
     elif name == "--version":
         print(_versions())
-    elif name not in COMMANDS[script]:
-        received = "nothing" if name is None else repr(name)
-        like = did_you_mean([name or ""], COMMANDS[script])
+    elif name in COMMANDS[script]:
+        _run_command(script, name, f"{program} {name}", words[1:], modules)
+    else:
+        received = repr(name) if name else "nothing"
+        like = did_you_mean([name], COMMANDS[script])
         error = f"Expected the name of a command as first word, but got {received}.{like}"
         print(f"{_usage(program, script)}\n\n{error}", file=sys.stderr)
         sys.exit(2)
-    else:
-        _run_command(script, name, f"{program} {name}", words[1:], modules)
 
 
 def _run_command(
@@ -124,7 +219,7 @@ def _run_command(
         return
     if (script, name) == ("study", "run") and words and not words[0].startswith("-"):
         words = ["--config", *words]
-    words = ["--help"] if asked else as_parsed(program, about, words)
+    words = ["--help"] if asked else as_parsed(about, words)
     watch_streams()
     if not asked:
         _say_that_it_begins(about)
@@ -138,10 +233,17 @@ def _run_command(
 
 def _say_that_it_begins(about: Mapping[str, Any]) -> None:
     """Say at once what takes the next seconds, unless an earlier command of this process has imported it already."""
-    if "lightning" in sys.modules or os.environ.get("LOCAL_RANK", "0") != "0":
-        return
-    reads = any(name.startswith("data.") for name in about["options"])
-    print("Loading models ..." if reads else "Loading ...", file=sys.stderr, flush=True)
+    if "lightning" not in sys.modules and _is_first_rank():
+        reads = "data.batch_size" in about["options"]
+        _say("Loading models ..." if reads else "Loading ...")
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _versions() -> str:
@@ -151,11 +253,11 @@ def _versions() -> str:
 
 
 def _usage(program: str, script: str) -> str:
-    lines = [f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS[script].items()]
-    usage = [f"usage: {program} COMMAND [options]", "", *lines, ""]
-    return "\n".join(
-        [*usage, f"`{program} COMMAND --help` shows an example and the options that people use."]
-    )
+    lines = [f"usage: {program} COMMAND [options]", ""]
+    for name, (_, summary) in COMMANDS[script].items():
+        lines.append(f"  {name:<14}{summary}")
+    last = f"`{program} COMMAND --help` shows an example and the options that people use."
+    return "\n".join([*lines, "", last])
 
 
 def import_first() -> None:

@@ -22,9 +22,9 @@ def test_sites_that_are_wrong_for_any_model_are_refused_before_one_is_loaded(sit
 @pytest.mark.parametrize("written", ["[15:9]", "[1, 15:9]", "[1,2:30 ]"])
 def test_a_pair_that_yaml_would_read_as_one_number_is_refused_at_once(written: str) -> None:
     with pytest.raises(UserError, match=r"`--data\.sites` .* YAML reads (15:9|2:30) as a number of base 60"):
-        as_parsed("train.py fit", FIT, ["--data.sites", written])
+        as_parsed(FIT, ["--data.sites", written])
 
 
 @pytest.mark.parametrize("written", ["15:9", '["15:9"]', "[1, 2]", "all"])
 def test_other_pairs_are_left_alone(written: str) -> None:
-    assert as_parsed("train.py fit", FIT, ["--data.sites", written]) == [f"--data.sites={written}"]
+    assert as_parsed(FIT, ["--data.sites", written]) == [f"--data.sites={written}"]
