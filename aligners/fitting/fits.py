@@ -32,10 +32,9 @@ class Fit(NamedTuple):
 
     def moments(self, *each: Moments | None) -> list[Any]:
         """Moments of pairs (x, y) as those of (source, target) of this fit."""
-        return [
-            moments if moments is None or self.route == FORWARD else moments.swap()
-            for moments in each
-        ]
+        if self.route == FORWARD:
+            return list(each)
+        return [moments and moments.swap() for moments in each]
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:

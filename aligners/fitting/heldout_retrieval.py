@@ -10,16 +10,18 @@ QUERIES = 1000  # rows that are mapped, whose partners are the candidates of the
 MOST = 10_000  # candidates of the columns with `_all`
 NUMBERS = 2**27  # of the candidates at all sites together, in float32: 512 MiB
 AMONG = ("", "_all")
-ENDS = [f"{among}{centred}" for among in AMONG for centred in ("", "_centred")]
-RETRIEVAL_COLUMNS = (
-    "queries",
-    *(f"candidates{among}" for among in AMONG),
-    *(
-        name
-        for end in ENDS
-        for name in (f"top1{end}", f"top1{end}_low", f"top1{end}_high", f"top10{end}", f"mrr{end}")
-    ),
-)
+
+
+def _columns() -> list[str]:
+    names = ["queries", "candidates", "candidates_all"]
+    for among in AMONG:
+        for end in (among, f"{among}_centred"):
+            top1 = f"top1{end}"
+            names += [top1, f"{top1}_low", f"{top1}_high", f"top10{end}", f"mrr{end}"]
+    return names
+
+
+RETRIEVAL_COLUMNS = tuple(_columns())
 
 
 class HeldOutRows:
@@ -40,10 +42,10 @@ class HeldOutRows:
 
     def __init__(self, sites: int, d_x: int, d_y: int, seed: int, device: torch.device) -> None:
         most = max(QUERIES, min(MOST, NUMBERS // (sites * d_y)))
-        self._drawn = [
-            (Draw(budget, seed, device), torch.empty(sites, budget, width, device=device))
-            for budget, width in ((QUERIES, d_x), (most, d_y))
-        ]
+        self._drawn = []
+        for budget, width in ((QUERIES, d_x), (most, d_y)):
+            kept = torch.empty(sites, budget, width, device=device)
+            self._drawn.append((Draw(budget, seed, device), kept))
 
     def add(self, x: Tensor, y: Tensor, text: Tensor, place: Tensor) -> None:
         """Draw from a batch.
@@ -64,7 +66,8 @@ class HeldOutRows:
             draw.end(groups=1)
         x, self._y = (draw.collect(kept) for draw, kept in self._drawn)
         self._owner = self._drawn[0][0].text.unique(return_inverse=True)[1]
-        self._sets = [[distinct_rows(rows) for rows in (y[: x.shape[1]], y)] for y in self._y]
+        few = x.shape[1]
+        self._distinct = [(distinct_rows(y[:few]), distinct_rows(y)) for y in self._y]
         return x
 
     def columns(self, mapped: Tensor, at: slice = slice(None)) -> dict[str, Tensor]:
@@ -72,35 +75,37 @@ class HeldOutRows:
 
         Intervals are those of a jackknife over texts, and end at 0 and 1 at the latest.
         """
-        few, places = mapped.shape[1], range(len(self._y))[at]
-        found = {"queries": torch.full((len(places),), few)}
-        for a, among in enumerate(AMONG):
-            found[f"candidates{among}"] = torch.tensor([len(self._sets[s][a][0]) for s in places])
-            for end, centred in ((among, False), (f"{among}_centred", True)):
-                each = [
-                    retrieval_scores(
-                        rows,
-                        self._y[s] if a else self._y[s, :few],
-                        self._sets[s][a],
-                        centred=centred,
-                    )
-                    for s, rows in zip(places, mapped, strict=True)
-                ]
-                scores = torch.stack(each)
-                found |= {
-                    f"{name}{end}": scores[:, k].mean(-1)
-                    for k, name in enumerate(("top1", "top10", "mrr"))
-                }
-                ends = zip(("low", "high"), self._interval(scores[:, 0]), strict=True)
-                found |= {f"top1{end}_{name}": value for name, value in ends}
-        return found
+        places = range(len(self._y))[at]
+        columns = {"queries": torch.full((len(places),), mapped.shape[1])}
+        for whole, among in enumerate(AMONG):
+            counts = [len(self._distinct[s][whole][0]) for s in places]
+            columns[f"candidates{among}"] = torch.tensor(counts)
+            for centred in (False, True):
+                end = f"{among}_centred" if centred else among
+                scores = self._scores(mapped, places, whole, centred)
+                for k, name in enumerate(("top1", "top10", "mrr")):
+                    columns[f"{name}{end}"] = scores[:, k].mean(-1)
+                low, high = self._interval(scores[:, 0])
+                columns |= {f"top1{end}_low": low, f"top1{end}_high": high}
+        return columns
+
+    def _scores(self, mapped: Tensor, places: range, whole: int, centred: bool) -> Tensor:
+        """Top 1, top 10 and reciprocal rank of each row, (S', 3, n), among as many candidates or among all."""
+        scores = []
+        for s, rows in zip(places, mapped, strict=True):
+            candidates = self._y[s] if whole else self._y[s, : mapped.shape[1]]
+            distinct = self._distinct[s][whole]
+            scores.append(retrieval_scores(rows, candidates, distinct, centred=centred))
+        return torch.stack(scores)
 
     def _interval(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The ends of the 95 % interval over texts of the mean score of rows (S, n), each (S,); NaN of one text."""
         texts = int(self._owner.max()) + 1
         if texts < 2:
-            return (torch.full((len(scores),), torch.nan),) * 2
+            nothing = torch.full((len(scores),), torch.nan)
+            return nothing, nothing
         sums = scores.new_zeros(texts, len(scores)).index_add_(0, self._owner, scores.T)
-        rest = scores.shape[1] - self._owner.bincount()
-        low, high = jackknife_interval(scores.mean(-1), (sums.sum(0) - sums) / rest[:, None])
+        left = scores.shape[1] - self._owner.bincount()
+        without = (sums.sum(0) - sums) / left[:, None]  # the mean without each text
+        low, high = jackknife_interval(scores.mean(-1), without)
         return low.clamp(0, 1), high.clamp(0, 1)

@@ -65,11 +65,11 @@ def make_optimizer(
 def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
     """Return an optimiser's class and options as plain values, without those that only affect how it computes."""
     instance = factory([nn.Parameter(torch.zeros(1))])
-    speed = ("foreach", "fused", "capturable", "differentiable")
-    return {
-        "class": type(instance).__name__,
-        **{name: v for name, v in instance.defaults.items() if name not in speed},
-    }
+    described: dict[str, Any] = {"class": type(instance).__name__}
+    for name, value in instance.defaults.items():
+        if name not in ("foreach", "fused", "capturable", "differentiable"):
+            described[name] = value
+    return described
 
 
 def schedule_factor(
@@ -90,15 +90,23 @@ def schedule_factor(
     rising = warmup * steps
     slowly = max(rising, least_rise if warmup else 0)
 
-    def factor(step: int) -> float:
+    def fall(step: int) -> float:
         done = min(1.0, max(0.0, step - rising) / max(1.0, steps - rising))
-        late = min(1.0, 2 - 2 * min(step, steps) / steps)
-        falls = {"constant": 1.0, "linear": 1 - done, "trapezoid": late}
-        fall = falls.get(schedule, (1 + math.cos(math.pi * done)) / 2)
-        risen = (step + 1) / (slowly + 1)
+        if schedule == "constant":
+            return 1.0
+        if schedule == "linear":
+            return 1 - done
+        if schedule == "trapezoid":
+            return min(1.0, 2 - 2 * min(step, steps) / steps)
+        return (1 + math.cos(math.pi * done)) / 2
+
+    def factor(step: int) -> float:
         if step >= slowly:
-            return fall
-        return min(fall, (1 - math.cos(math.pi * risen)) / 2 if schedule == "one_cycle" else risen)
+            return fall(step)
+        risen = (step + 1) / (slowly + 1)
+        if schedule == "one_cycle":
+            risen = (1 - math.cos(math.pi * risen)) / 2
+        return min(fall(step), risen)
 
     return factor
 
@@ -122,12 +130,12 @@ def learning_rates(
         done: steps that were taken.
     """
     share = 1.0 if rows is None else min(1.0, rows / FULL_RATE_ROWS)
-    courses = {True: lambda step: share * course(step), False: course}
-    return LambdaLR(
-        optimizer,
-        [courses[group.get("by_rows", False)] for group in optimizer.param_groups],
-        done - 1,
-    )
+
+    def by_rows(step: int) -> float:
+        return share * course(step)
+
+    courses = [by_rows if group.get("by_rows") else course for group in optimizer.param_groups]
+    return LambdaLR(optimizer, courses, done - 1)
 
 
 @torch.no_grad()
@@ -144,18 +152,22 @@ def clip_per_site(
     Returns:
         (S,) the norms before.
     """
-    given = [
-        (p.grad, bank.places(name)) for name, p in bank.named_parameters() if p.grad is not None
-    ]
-    norms = given[0][0].new_zeros(bank.sites)
-    for g, at in given:
-        norms[at] += g.flatten(1).square().sum(1)
+    gradients = []
+    for name, parameter in bank.named_parameters():
+        if parameter.grad is not None:
+            gradients.append((parameter.grad, bank.places(name)))
+    norms = gradients[0][0].new_zeros(bank.sites)
+    for gradient, places in gradients:
+        norms[places] += gradient.flatten(1).square().sum(1)
     norms = norms.sqrt()
-    factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
+    factor = torch.ones_like(norms)
+    if largest:
+        factor = (largest / (norms + 1e-12)).clamp(max=1)
     kept = torch.ones_like(norms, dtype=torch.bool) if alive is None else alive(norms)
-    for g, at in given:
-        each = -1, *[1] * (g.ndim - 1)
-        g.copy_(torch.where(kept[at].view(each), g * factor[at].view(each), 0))
+    for gradient, places in gradients:
+        each = -1, *[1] * (gradient.ndim - 1)
+        scaled = gradient * factor[places].view(each)
+        gradient.copy_(torch.where(kept[places].view(each), scaled, 0))
     return norms
 
 
@@ -207,10 +219,8 @@ class Divergence:
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Restore the state from a checkpoint."""
-        self.step, self._first = (
-            {bank: value.to(device) for bank, value in state[name].items()}
-            for name in ("step", "first")
-        )
+        self.step = {bank: value.to(device) for bank, value in state["step"].items()}
+        self._first = {bank: value.to(device) for bank, value in state["first"].items()}
 
 
 class SiteSteps:
@@ -264,17 +274,15 @@ class SiteSteps:
     def _hold_last(self) -> dict[nn.Parameter, Tensor]:
         """Put the last weights into the parameters, and return the averages that they held."""
         means: dict[nn.Parameter, Tensor] = {}
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                last = (
-                    self.optimizer.state[parameter].get(LAST)
-                    if parameter in self.optimizer.state
-                    else None
-                )
-                if last is not None:
-                    means[parameter] = parameter.data
-                    parameter.data = last
+        for parameter in self._parameters():
+            if parameter in self.optimizer.state and LAST in self.optimizer.state[parameter]:
+                means[parameter] = parameter.data
+                parameter.data = self.optimizer.state[parameter][LAST]
         return means
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
 
     def _hold_mean(self, means: dict[nn.Parameter, Tensor]) -> None:
         """Move the averages towards the weights that the parameters have now, and put them into the parameters."""

@@ -27,14 +27,16 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     if record is None:
         return [None] * sites
     words: list[str | None] = []
-    steps, starts = zip(record["best_step"], record["diverged_step"], strict=True), record["start"]
     exact = record.get("exact", [False] * sites)  # older records do not say
-    for (best, diverged), start, nothing_left in zip(steps, starts, exact, strict=True):
-        fallback = f"step {best}" if best else f"the untrained start ({start})"
-        trained = TRAINED_WELL if best or nothing_left else f"untrained start ({start})"
-        words.append(
-            f"diverged at step {diverged}, set back to {fallback}" if diverged else trained
-        )
+    for s, start in enumerate(record["start"]):
+        best, diverged = record["best_step"][s], record["diverged_step"][s]
+        if diverged:
+            fallback = f"step {best}" if best else f"the untrained start ({start})"
+            words.append(f"diverged at step {diverged}, set back to {fallback}")
+        elif best or exact[s]:
+            words.append(TRAINED_WELL)
+        else:
+            words.append(f"untrained start ({start})")
     return words
 
 
@@ -42,15 +44,16 @@ def how_fitted(aligner: Any, *, turned: bool = False) -> str:
     """How a map was fitted, in the words of the column `fit`; `turned`: it is the inverse of what was fitted."""
     if aligner.closed_form:
         return CLOSED
-    return BOTH_WAYS if aligner.both_ways else INVERSE_OF_ONE_WAY if turned else TRAINED
+    if aligner.both_ways:
+        return BOTH_WAYS
+    return INVERSE_OF_ONE_WAY if turned else TRAINED
 
 
 def is_trained(row: Mapping[str, Any]) -> bool:
     """Tell whether the map of a row is what its fit was to make of it, and not its start or what it was set back to."""
     outcome = row.get("training")
-    return (
-        not isinstance(outcome, str) or outcome == TRAINED_WELL
-    )  # in a table, a missing value is NaN
+    missing = not isinstance(outcome, str)  # None, or NaN in a table
+    return missing or outcome == TRAINED_WELL
 
 
 def mark(text: str, row: Mapping[str, Any]) -> str:
@@ -77,28 +80,41 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         rows: rows with method, model_x, model_y, site_x, site_y and training.
     """
-    places: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    routes = list(dict.fromkeys(_route(row) for row in rows))
+    # method and outcome -> route -> its sites
+    places: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in rows:
-        if not is_trained(row):
-            i, j = row["site_x"], row["site_y"]
-            sites = places.setdefault((row["method"], row["training"]), {}).setdefault(
-                _route(row), {}
-            )
-            sites[str(i) if i == j else f"{i}→{j}"] = None
-    routes, lines = list(dict.fromkeys(_route(row) for row in rows)), []
+        if is_trained(row):
+            continue
+        by_route = places.setdefault((row["method"], row["training"]), {})
+        sites, site = by_route.setdefault(_route(row), []), _site(row)
+        if site not in sites:
+            sites.append(site)
+
+    lines = []
     for (method, outcome), by_route in places.items():
-        for named in dict.fromkeys(tuple(sites) for sites in by_route.values()):
-            where = [route for route, sites in by_route.items() if tuple(sites) == named]
-            text = (
-                "; ".join(where)
-                if len(where) <= MOST_ROUTES
-                else f"{len(where)} of {len(routes)} pairs"
-            )
-            of = "" if where == routes else f", {text}"
-            lines.append(
-                f"{MARK} {method} at site{'s' * (len(named) > 1)} {', '.join(named)}{of}: {outcome}."
-            )
+        alike: dict[tuple[str, ...], list[str]] = {}  # routes with the same sites
+        for route, sites in by_route.items():
+            alike.setdefault(tuple(sites), []).append(route)
+        for sites_alike, where in alike.items():
+            site = "sites" if len(sites_alike) > 1 else "site"
+            named = ", ".join(sites_alike)
+            lines.append(f"{MARK} {method} at {site} {named}{_among(where, routes)}: {outcome}.")
     return [MEANING, *lines] if lines else []
+
+
+def _site(row: Mapping[str, Any]) -> str:
+    i, j = row["site_x"], row["site_y"]
+    return str(i) if i == j else f"{i}→{j}"
+
+
+def _among(where: Sequence[str], routes: Sequence[str]) -> str:
+    """Which of all routes, in words."""
+    if where == routes:
+        return ""
+    if len(where) <= MOST_ROUTES:
+        return f", {'; '.join(where)}"
+    return f", {len(where)} of {len(routes)} pairs"
 
 
 def _route(row: Mapping[str, Any]) -> str:
@@ -115,14 +131,12 @@ def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row["role"] == "method" and row["fvu"] is not None and row["fvu"] >= 1:
             worst[row["method"]] = max(row["fvu"], worst.get(row["method"], 0.0))
+    if not worst:
+        return []
     text = ", ".join(f"{name} {fvu:.3g}" for name, fvu in worst.items())
-    return (
-        [
-            f"No better than the mean of the target's states at some site, by its largest FVU: {text}."
-        ]
-        if text
-        else []
-    )
+    return [
+        f"No better than the mean of the target's states at some site, by its largest FVU: {text}."
+    ]
 
 
 def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -138,15 +152,15 @@ def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows:
             if row.get("role", "method") == "method" and row.get(column) is not None:
                 found.setdefault(row["method"], []).append(row[column])
-        each = []
-        for name, values in found.items():
-            least, most = f"{min(values):.3f}", f"{max(values):.3f}"
-            each.append(f"{name} {least}" if least == most else f"{name} {least} to {most}")
-        if each:
-            sentences.append(
-                f"FVU {which} the rows that are far from all others: {', '.join(each)}."
-            )
+        if found:
+            each = ", ".join(f"{name} {_span(values)}" for name, values in found.items())
+            sentences.append(f"FVU {which} the rows that are far from all others: {each}.")
     return sentences
+
+
+def _span(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.3f}", f"{max(values):.3f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def few_rows(*each: Moments) -> list[str]:

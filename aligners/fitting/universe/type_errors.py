@@ -30,11 +30,8 @@ class TypeErrors(DoubleMetric):
         super().__init__()
         self.types = replace(types, number=types.number.to(device), counts=types.counts.to(device))
         self.ids, self.texts = ids.to(device).sort()
-        self.add_state(
-            "sums",
-            torch.zeros(1 + sites, len(types.names), dtype=torch.float64),
-            dist_reduce_fx="sum",
-        )
+        sums = torch.zeros(1 + sites, len(types.names), dtype=torch.float64)
+        self.add_state("sums", sums, dist_reduce_fx="sum")
         self.to(device)
 
     def update(self, errors: Tensor, text: Tensor, place: Tensor) -> None:
@@ -53,8 +50,12 @@ class TypeErrors(DoubleMetric):
         for site, errors in zip(sites, sums, strict=True):
             means = (errors / rows).where(rows >= LEAST_ROWS, -1.0)
             for n in means.argsort(descending=True, stable=True)[:TOP].tolist():
-                if means[n] >= 0:
-                    fvu, times = float(means[n]), float(means[n] * rows.sum() / errors.sum())
-                    found.append({"site": site, "type": self.types.names[n], "rows": int(rows[n]), "fvu": fvu,
-                                  "times": times})  # fmt: skip
+                if means[n] < 0:
+                    continue
+                row = {"site": site, "type": self.types.names[n], "rows": int(rows[n])}
+                row |= {
+                    "fvu": float(means[n]),
+                    "times": float(means[n] * rows.sum() / errors.sum()),
+                }
+                found.append(row)
         return found
