@@ -223,7 +223,8 @@ class LengthBatches(DistributedSampler):
     def _batches(self) -> list[np.ndarray]:
         """The batches of an epoch, of all ranks together."""
         if not self.shuffle:
-            return np.split(np.argsort(-self.lengths, kind="stable"), self.bounds[1:-1])
+            longest_first = np.argsort(-self.lengths, kind="stable")
+            return np.split(longest_first, self.bounds[1:-1])
         draw = np.random.default_rng([self.seed, self.first_epoch + self.epoch])
         order = draw.permutation(len(self.lengths))
         for first in range(0, self.count, CHUNK):

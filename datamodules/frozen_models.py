@@ -356,7 +356,8 @@ class FrozenModels:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
         known: dict[str, FittedTexts] = {}
-        for name in dict.fromkeys([*(name for name, _ in self.named), *self.bases]):
+        names = [name for name, _ in self.named]
+        for name in dict.fromkeys([*names, *self.bases]):
             stored = FittedTexts.load(Path(name))
             if stored is not None:
                 known[name] = stored

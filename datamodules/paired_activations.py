@@ -391,7 +391,8 @@ class PairedActivations(TextModule):
             options: `only`, `batch_size` and `first_epoch` of `load`.
         """
         data = self._marked(split)
-        if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
+        without_rows = [marks for marks in data.marks.values() if marks.flat.all()]
+        if data.leave_out and without_rows:
             raise UserError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
                 "all of them. Give a smaller share, or more text."

@@ -113,7 +113,8 @@ def pairs_states(
         known: list[Any] = list(combinations(every, 2))
     else:
         known = [tuple(pair) for pair in pairs]
-    if not known or len(set(known)) < len(known) or not set(known) <= set(permutations(every, 2)):
+    different = set(known)
+    if not known or len(different) < len(known) or different - set(permutations(every, 2)):
         raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
             f"twice, but got {[list(pair) for pair in known]}."

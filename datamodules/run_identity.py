@@ -173,7 +173,9 @@ def _numbered(models: list[Any]) -> dict[str, Any]:
 
 def _of_models(value: Any) -> bool:
     """Whether a value is a list of models' identities."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, dict) for one in value)
 
 
 def kept_alike(then: Any, now: Any) -> Any:

@@ -74,7 +74,8 @@ def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
     ids = inputs["input_ids"]
     real = inputs.get("attention_mask", torch.ones_like(ids)) != 0
     following = torch.full_like(ids, UNASKED)
-    following[:, :-1] = ids[:, 1:].where(real[:, :-1] & real[:, 1:], UNASKED)
+    both_real = real[:, :-1] & real[:, 1:]
+    following[:, :-1] = ids[:, 1:].where(both_real, UNASKED)
     return masked_targets(following)
 
 

@@ -58,7 +58,9 @@ class Reach(NamedTuple):
 
     def distances(self, states: Tensor) -> Tensor:
         """Distances from the centre in units of the radius: (L, N, d) -> (L, N)."""
-        return (states - self.centre.to(states.device)).norm(dim=-1) / self.radius.to(states.device)
+        centre = self.centre.to(states.device)
+        radius = self.radius.to(states.device)
+        return (states - centre).norm(dim=-1) / radius
 
     def beyond(self, states: Tensor) -> Tensor:
         """Which rows are far at some layer: (L, N, d) -> (N,) bool."""

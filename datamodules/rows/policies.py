@@ -94,7 +94,8 @@ class Rows(Movable):
             else:
                 out.copy_(flat.index_select(0, self.index))
             return
-        weighted = flat.index_select(0, self.index).to(out.dtype) * self.share[:, None]
+        entering = flat.index_select(0, self.index).to(out.dtype)
+        weighted = entering * self.share[:, None]
         out.zero_().index_add_(0, self.row, weighted)
 
     def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
@@ -228,7 +229,8 @@ def select_rows(
     if policy == "last":
         return Rows(index[lengths.cumsum(0) - 1], every, len(mask))
     if policy == "mean":
-        return Rows(index, every, len(mask), share=1 / lengths[owner].float(), row=owner)
+        share = 1 / lengths[owner].float()
+        return Rows(index, every, len(mask), share, owner)
     return Rows(index, owner, len(mask))
 
 
@@ -249,7 +251,8 @@ def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
     owner = torch.arange(len(words)).repeat_interleave(counts)
     if policy == "words_mean":
         pieces = torch.bincount(row, minlength=n)
-        return Rows(index, owner, len(words), share=1 / pieces[row].float(), row=row)
+        share = 1 / pieces[row].float()
+        return Rows(index, owner, len(words), share, row)
     reduce = "amax" if policy == "words" else "amin"
     chosen = torch.empty(n, dtype=torch.int64)
     chosen.scatter_reduce_(0, row, index, reduce, include_self=False)

@@ -71,7 +71,8 @@ class RowTypes:
     def seen(self, share: float, seed: int) -> SeenTypes:
         """Return the types that occur here and are not held out."""
         kept = set()
-        for number in self.number.bincount().nonzero()[:, 0].tolist():
+        occurring = self.number.unique().tolist()
+        for number in occurring:
             name = self.names[number]
             if name in self.always or not is_held_out(name, share, seed):
                 kept.add(name)
@@ -137,9 +138,7 @@ def _token_types(
         names[number] = name
     ids, special, lengths = data.first_tokens()
     rows = torch.ones_like(special) if kind.special_tokens else ~special
-    rows_before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
-    ends = lengths.cumsum(0)
-    counts = rows_before[ends] - rows_before[ends - lengths]
+    counts = torch.stack([part.sum() for part in rows.split(lengths.tolist())])
     always = set(map(str, tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)))
     named = [names.get(number, "") for number in range(max(names) + 1)]
     return RowTypes("tokens", named, ids[rows], counts, always)

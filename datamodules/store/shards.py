@@ -44,12 +44,13 @@ class ShardWriter:
     ) -> None:
         self.lengths = lengths.astype("<i4")
         self._crc = np.zeros(len(lengths), dtype="<u4")
-        self._header = _header(len(lengths), int(lengths.sum()), width, stored_as, about)
+        rows = int(lengths.sum())
+        self._header = _header(len(lengths), rows, width, stored_as, about)
         first = len(self._header) + 8 * len(lengths)
         row = width * DTYPES[stored_as].itemsize
         self._starts = first + (np.cumsum(lengths, dtype=np.int64) - lengths) * row
         self._file = file
-        size = first + int(lengths.sum()) * row
+        size = first + rows * row
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         else:  # macOS has no such call: there, a full disk is noticed only as rows are written
