@@ -19,11 +19,11 @@ class Movable:
     """A dataclass whose tensors, and those of all that it holds, move together."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The same on another device."""
+        """Copy to another device."""
         return _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking), {})
 
     def pin_memory(self) -> Self:
-        """The same in page-locked memory, for asynchronous copies to a GPU."""
+        """Copy to page-locked memory, for asynchronous copies to a GPU."""
         return _changed(self, lambda tensor: tensor.pin_memory(), {})
 
 
@@ -81,7 +81,7 @@ class TextBatch(Movable):
             where there is none; None for plain text.
         words: for each model the word of each token, (B, T_m) int64; shared likewise. A text's words that every
             model has are counted from 0; -1 for special tokens, padding and the other words. None where `tokenise`
-            was not asked for words.
+            was called without words.
         word_count: words of each text that every model has, (B,) int64; None likewise.
         number: which batch of the epoch this is, 0, 1, ..., the same on every rank.
         text_numbers: `text` as plain numbers, for which nobody waits for a device, if the batch was made on the CPU.
@@ -236,7 +236,7 @@ class LengthBatches(DistributedSampler):
 
 
 def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
-    """Number of batches that a Trainer reads of `batches`, under its `limit_train_batches` or `limit_test_batches`.
+    """The number of batches that a Trainer reads of `batches`, under its `limit_train_batches` or `limit_test_batches`.
 
     Raises:
         ValueError: the limit leaves none.

@@ -29,7 +29,7 @@ NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "othe
 
 
 def text_doubts(ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | None) -> list[str]:
-    """What is wrong with texts as tokens, in words; nothing if all is well.
+    """List what is wrong with texts as tokens, in words.
 
     Args:
         ids: (T,) tokens of all texts, end to end.

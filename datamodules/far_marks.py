@@ -49,7 +49,7 @@ class FarModel:
         self.samples: dict[RowKind, FarSample] = {}
 
     def has_far(self, kind: RowKind) -> bool:
-        """Whether rows of a kind are far among those that were looked at."""
+        """Whether any sampled row of a kind is far."""
         return kind in self.samples and bool(self.samples[kind].far.any())
 
     def far(self, kind: RowKind, states: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class FarModel:
         return self.data.load(split, alone=True, sites=sites, **options)
 
     def running(self) -> Any:
-        """Within it, the model is where it runs."""
+        """A context in which the model is on the device where it runs."""
         return self.data.frozen_models.running(self.model, self.data.run_device)
 
     def read(
@@ -125,7 +125,7 @@ class FarMarks:
 
     @cached_property
     def _models(self) -> list[FarModel]:
-        """Each model that is read, with the sites that are read under all of its numbers."""
+        """Each model that is read, once, with all sites at which it is read."""
         models = self.data.frozen
         sites: dict[int, set[int]] = defaultdict(set)
         for model, of_model in zip(models, self.data.wanted_sites(), strict=True):
@@ -190,7 +190,7 @@ class FarMarks:
         return {kind: _joined(found[kind], count) for kind in kinds}
 
     def note(self, split: Split, kind: RowKind, become: str, what: str = "rows") -> None:
-        """Caution about far rows where nothing leaves them out, by some texts of a split.
+        """Caution about far rows where nothing leaves them out, judged by some texts of a split.
 
         Args:
             split: which texts.
@@ -212,7 +212,7 @@ class FarMarks:
             self._caution(far, f"{NAMES[split]} {what} that were looked at", kind, become)
 
     def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
-        """Say how many rows are far, and what they do, once: of the texts that are read first."""
+        """Say how many rows are far and what they do. This is said once, of the texts that are read first."""
         count = int(far.sum())
         said = any("far from all others" in caution for caution in self.data.cautions)
         if not count or said:

@@ -280,7 +280,7 @@ class FrozenModels:
 
     @contextmanager
     def running(self, model: FrozenModel, device: torch.device | None) -> Iterator[None]:
-        """Within it, a model is where the user wants it, or on the device of the run; then again where it was."""
+        """Move a model to its own device or the run's, and back when the context ends."""
         chosen, _ = self.places[self.loaded.index(model)]
         before = model.device
         there = chosen or device

@@ -397,7 +397,7 @@ class LayerActivations(TextModule):
         return self.reader.read(batch, self._planned[dataloader_idx])
 
     def _place(self, dataloader_idx: int) -> None:
-        """Have the models that a split of the plan reads where they run, and the others on the CPU."""
+        """Move the models that a split of the plan reads to their devices, and the others to the CPU."""
         if self.trainer is None or self._placed_for == dataloader_idx:
             return
         planned = self._planned[dataloader_idx]

@@ -37,7 +37,7 @@ STITCHES_TOKENS = (
 class ModelTexts(TextModule):
     """Turns text into batches for whole models. It does not run them.
 
-    Where sites are named, a batch is a `TaskBatch`, with what the last model's head is asked; otherwise a `TextBatch`,
+    Where sites are named, a batch is a `TaskBatch`, with the targets of the last model's head; otherwise a `TextBatch`,
     all of whose texts have labels.
 
     Args:
@@ -94,11 +94,11 @@ class ModelTexts(TextModule):
 
     @property
     def storable(self) -> bool:  # type: ignore[override]
-        """Whether states come from a store, if there is one; not those of masked texts, others in every epoch."""
+        """Whether states come from a store, if there is one. Masked texts have other states in every epoch."""
         return self.task != "masked"
 
     def check_models(self) -> None:
-        """Load the models, with every check that can be made before a batch is asked for."""
+        """Load the models, with every check that can be made before a batch is read."""
         for model, sites in zip(self.frozen, self.wanted_sites(), strict=True):
             for site in sites:
                 model.check_site(site, "sites", self.component)
@@ -110,7 +110,7 @@ class ModelTexts(TextModule):
         return self.frozen[-1].task
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `task_batch`."""
+        """Add to a batch, on the CPU, its rows and the targets of the last model's task: see `task_batch`."""
         return task_batch(
             texts, self.frozen[-1], masked_share=self.masked_share, seed=self.seed, epoch=epoch
         )

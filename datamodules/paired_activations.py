@@ -64,7 +64,7 @@ class Pairing:
         self.pairs = list(pairs)
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
-        """What stands along the leading axis, from the depths of the models and the component that is read."""
+        """List the links along the leading axis, from the depths of the models and the component that is read."""
         raise NotImplementedError
 
     def check(self, models: Sequence[FrozenModel]) -> None:
@@ -79,7 +79,7 @@ class Pairing:
         return None
 
     def transform(self, data: PairedActivations, batch: PairedBatch) -> PairedBatch:
-        """What becomes of every batch."""
+        """Change a batch after it was read."""
         return batch
 
 

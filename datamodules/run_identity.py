@@ -52,7 +52,7 @@ DECIDES = (
 
 
 def identity(data: TextModule, **options: Any) -> dict[str, Any]:
-    """Say in plain values what a run is about.
+    """Describe a run in plain values: its data, and what is trained on it.
 
     Args:
         data: the data module, whose texts and models are loaded now.
@@ -73,7 +73,7 @@ def trainer_identity(trainer: Any) -> dict[str, Any]:
 
 
 def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """Compare what two runs are about, of which the second is to go on from the first.
+    """Raise if a second run may not resume a first one.
 
     Of models only their implementation of attention is compared, and nothing that the version of the first run did not
     keep.
@@ -108,12 +108,12 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
 
 
 def _as_kept(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is about, as JSON gives it back, which knows no tuples."""
+    """The description of a run as JSON gives it back, which has no tuples."""
     return {name: json.loads(json.dumps(run.get(name), default=str)) for name in PARTS}
 
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
-    """The options that decide what the data module yields. Of equal texts only their seed does."""
+    """The options that decide what the data module yields. Where the texts are equal, of theirs only the seed does."""
     options = {name: value for name, value in run["data_config"].items() if name not in FREE}
     if equal:
         options["text"] = {"seed": options["text"]["seed"]}
@@ -129,7 +129,7 @@ def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
 
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
-    """What differs of all that the first run kept. Limits may be higher."""
+    """List what differs from the options that the first run kept. Limits may be higher."""
     lines = []
     for name, before in then.items():
         after = now.get(name)
@@ -179,7 +179,7 @@ def _of_models(value: Any) -> bool:
 
 
 def kept_alike(then: Any, now: Any) -> Any:
-    """What a run is about now, without what an earlier version did not keep of its models."""
+    """The description of a run now, without what an earlier version did not record of its models."""
     if isinstance(then, dict) and isinstance(now, dict):
         known = now
         if "fingerprint" in then:
@@ -191,7 +191,7 @@ def kept_alike(then: Any, now: Any) -> Any:
 
 
 def _other_texts(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The splits whose texts differ; those of a run that kept no hashes, by their numbers."""
+    """List the splits whose texts differ. If the first run kept no hashes, the numbers of texts are compared."""
     changes = []
     for split, name in {"fit": "fitting", "validation": "validation", "test": "held-out"}.items():
         before = str(then["n_texts"][split])

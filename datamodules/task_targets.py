@@ -1,4 +1,4 @@
-"""What frozen models are asked about a batch of texts: a class, a number, masked tokens or next tokens."""
+"""The targets of a task on a batch of texts: a class, a number, masked tokens or next tokens."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Targets(Movable):
         return len(self.index)
 
     def split(self, size: int) -> Iterator["Targets"]:
-        """The same in parts of so many units; the last may have fewer, and of no unit there is one empty part."""
+        """Split into parts of `size` units; the last may have fewer. No units make one empty part."""
         parts = zip(
             self.index.split(size), self.answer.split(size), self.owner.split(size), strict=True
         )
@@ -45,7 +45,7 @@ class Targets(Movable):
 
 
 def classification_targets(labels: Tensor) -> Targets:
-    """One unit for each text, from its class, or the number that is to be predicted: labels (B,)."""
+    """One unit for each text: its class, or the number to predict; labels (B,)."""
     every = torch.arange(len(labels), device=labels.device)
     return Targets(every, labels, every, len(labels))
 
@@ -65,7 +65,7 @@ def among_answers(logits: Tensor, answers: Tensor | None) -> Tensor:
 
 
 def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
-    """One unit for each real token that a real one follows: position t is asked for token t + 1.
+    """One unit for each real token that a real one follows: the target of position t is token t + 1.
 
     Args:
         inputs: `input_ids` (B, T) and, where there is padding on either side, `attention_mask` (B, T). A text of
@@ -80,7 +80,7 @@ def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
 
 
 def masked_targets(answers: Tensor) -> Targets:
-    """One unit for each position that is asked: answers (B, T), -100 where nothing is."""
+    """One unit for each position that has a target: answers (B, T), -100 where there is none."""
     owner, position = (answers != UNASKED).nonzero(as_tuple=True)
     return Targets(
         owner * answers.shape[1] + position, answers[owner, position], owner, len(answers)
@@ -136,7 +136,7 @@ def mask_tokens(
 
 
 def _masked(chosen: Tensor, mask: int, vocabulary: int, draw: np.random.Generator) -> Tensor:
-    """What stands in the place of the chosen tokens of a text."""
+    """The tokens that replace the chosen ones of a text."""
     fate = draw.random(len(chosen))
     others = draw.integers(vocabulary, size=len(chosen))
     replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
@@ -145,12 +145,12 @@ def _masked(chosen: Tensor, mask: int, vocabulary: int, draw: np.random.Generato
 
 @dataclass
 class TaskBatch(Movable):
-    """B texts for models of one tokenizer, which positions are rows, and what is asked.
+    """B texts for models of one tokenizer, which positions are rows, and the targets.
 
     Attributes:
         texts: the tokenised batch; with a masked task its inputs are masked already.
         rows: every real token, (N,).
-        targets: what the models are asked about the batch.
+        targets: of the task.
     """
 
     texts: TextBatch
@@ -180,7 +180,7 @@ def task_batch(
     seed: int = 0,
     epoch: int = 0,
 ) -> TaskBatch:
-    """Add to a batch, on the CPU, its rows and what the task of a model's head asks, masked where that is part of it.
+    """Add to a batch, on the CPU, its rows and the targets of a head's task; mask it if the task is to fill masks.
 
     Args:
         texts: on the CPU, of the model's tokenizer.

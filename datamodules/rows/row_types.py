@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_held_out(name: str, share: float, seed: int) -> bool:
-    """Whether a type is one of the `share` that fitting leaves out: a keyed hash of its name decides."""
+    """Whether fitting leaves out a type, as it does a `share` of them: a keyed hash of its name decides."""
     secret = seed.to_bytes(8, "little", signed=True)
     content = name.encode("utf-8", "surrogatepass")
     digest = blake2b(content, key=secret, person=b"type", digest_size=8).digest()

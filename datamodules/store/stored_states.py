@@ -62,7 +62,7 @@ class StateIdentity:
     attention: str = ""
 
     def values(self) -> dict[str, Any]:
-        """It as plain values; what is empty is left out, as earlier versions did not know it."""
+        """The identity as plain values. Empty ones are left out, as earlier versions did not have them."""
         return {name: value for name, value in asdict(self).items() if value != ""}
 
     @property
@@ -92,7 +92,7 @@ MANIFEST = "manifest.json"
 
 @dataclass
 class Manifest:
-    """Everything about a store but the states themselves.
+    """What a store holds, without the states.
 
     Attributes:
         identity: what the states are states of.
@@ -169,7 +169,7 @@ USED = "used"  # whose date says when the states were last read
 
 
 class StoredStates:
-    """Where the states of a model on some texts are kept, or will be.
+    """The store of a model's states on some texts, complete or not.
 
     Args:
         root: folder of all stores.
@@ -257,7 +257,7 @@ class StoredStates:
     # ------------------------------------------------------------------ what is there
 
     def missing(self, sites: Sequence[int]) -> dict[int, list[int]]:
-        """Number of each shard that is not there at all of the sites -> at which it is not."""
+        """Number of each incomplete shard -> the sites that lack it."""
         missing = {}
         for shard in range(len(self.manifest.rows)):
             lacking = self.lacking(sites, shard)
@@ -266,7 +266,7 @@ class StoredStates:
         return missing
 
     def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
-        """Those of some sites whose shard of this number is not there."""
+        """The sites that lack the shard of this number."""
         lacking = []
         for site in sites:
             written = shard in self.manifest.sites.get(site, {})
@@ -310,7 +310,7 @@ class StoredStates:
         return FileLock(folder / f"{name}.lock")
 
     def reload(self) -> None:
-        """See what other processes have written."""
+        """Read the manifest again, which other processes may have written."""
         if (self.folder / MANIFEST).exists():
             self.manifest = Manifest.load(self.folder)
 
