@@ -38,19 +38,23 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any
         change: from a tensor to another.
         done: what was changed before, by the `id` of what it was made from.
     """
-    if id(value) not in done:
-        if isinstance(value, Tensor):
-            done[id(value)] = change(value)
-        elif isinstance(value, Movable):
-            done[id(value)] = type(value)(**_changed(vars(value), change, done))
-        elif isinstance(value, dict):
-            parts = value.items()
-            done[id(value)] = {name: _changed(part, change, done) for name, part in parts}
-        elif isinstance(value, (tuple, list)):
-            done[id(value)] = type(value)([_changed(part, change, done) for part in value])
-        else:
-            return value
-    return done[id(value)]
+    if id(value) in done:
+        return done[id(value)]
+    changed = value
+    if isinstance(value, Tensor):
+        changed = change(value)
+    elif isinstance(value, Movable):
+        parts = _changed(vars(value), change, done)
+        changed = type(value)(**parts)
+    elif isinstance(value, dict):
+        changed = {}
+        for name, part in value.items():
+            changed[name] = _changed(part, change, done)
+    elif isinstance(value, (tuple, list)):
+        parts = [_changed(part, change, done) for part in value]
+        changed = type(value)(parts)
+    done[id(value)] = changed
+    return changed
 
 
 @dataclass
@@ -195,7 +199,8 @@ class LengthBatches(DistributedSampler):
         """Everything that decides the batches of the next epoch and their parts, beside the texts' lengths."""
         chosen = None if self.chosen is None else self.chosen.tolist()
         order = (self.shuffle, self.seed, self.first_epoch + self.epoch)
-        return len(self.lengths), chosen, self.count, self.whole, self.num_replicas, *order
+        parts = (self.count, self.whole, self.num_replicas)
+        return len(self.lengths), chosen, *parts, *order
 
     def skip(self, batches: int) -> None:
         """Skip the first batches of the next epoch, to resume in the middle of it."""
@@ -230,7 +235,8 @@ class LengthBatches(DistributedSampler):
         for first in range(0, self.count, CHUNK):
             last = min(first + CHUNK, self.count)
             chunk = order[self.bounds[first] : self.bounds[last]]
-            chunk[:] = chunk[np.argsort(self.lengths[chunk], kind="stable")]
+            by_length = np.argsort(self.lengths[chunk], kind="stable")
+            chunk[:] = chunk[by_length]
         batches = np.split(order, self.bounds[1:-1])
         return [batches[i] for i in draw.permutation(len(batches))]
 
@@ -243,7 +249,9 @@ def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
     """
     name = f"limit_{stage}_batches"
     limit = getattr(trainer, name)
-    count = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+    count = min(batches, limit)
+    if isinstance(limit, float):
+        count = int(batches * limit)
     if not count:
         raise UserError(
             f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}."

@@ -128,9 +128,13 @@ class FarMarks:
         """Each model that is read, once, with all sites at which it is read."""
         models = self.data.frozen
         sites: dict[int, set[int]] = defaultdict(set)
-        for model, of_model in zip(models, self.data.wanted_sites(), strict=True):
-            sites[models.index(model)].update(of_model)
-        return [FarModel(self.data, number, sorted(read)) for number, read in sites.items() if read]
+        for model, wanted in zip(models, self.data.wanted_sites(), strict=True):
+            sites[models.index(model)].update(wanted)
+        read = []
+        for number, of_model in sites.items():
+            if of_model:
+                read.append(FarModel(self.data, number, sorted(of_model)))
+        return read
 
     def of(self, split: Split, kinds: Sequence[RowKind]) -> Mapping[RowKind, Marks]:
         """The far rows of a split, of those of the kinds that have any: of tokens or words, never of whole texts.
@@ -220,7 +224,8 @@ class FarMarks:
         each = []
         for model in self._models:
             if model.has_far(kind):
-                each.append(model.samples[kind].words(short_name(model.model)))
+                name = short_name(model.model)
+                each.append(model.samples[kind].words(name))
         self.data.caution(
             f"Caution: {count:,} of {len(far):,} {which} ({count / len(far):.1%}) are far from all others: "
             f"{'; '.join(each)}. {become}."
@@ -231,4 +236,5 @@ def _joined(by_text: dict[int, Tensor], texts: int) -> Marks:
     """The marks of all texts of a split; of none if no model has far rows."""
     no_rows = torch.zeros(0, dtype=torch.bool)
     parts = [by_text.get(text, no_rows) for text in range(texts)]
-    return Marks(torch.cat(parts), torch.tensor(list(map(len, parts))))
+    counts = torch.tensor(list(map(len, parts)))
+    return Marks(torch.cat(parts), counts)

@@ -135,7 +135,8 @@ def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> Chos
     if not leave_out_far:
         return ChosenRows(marked)
     without = tuple(of_model.without(far) for of_model in rows)
-    return ChosenRows(without, marked, (~far).nonzero()[:, 0])
+    near = (~far).nonzero()[:, 0]
+    return ChosenRows(without, marked, near)
 
 
 @dataclass
@@ -216,7 +217,8 @@ class PairedBatch:
             return self.whole
         far = self.rows.far
         if far is not None:
-            return self.only((~far).nonzero()[:, 0], self.rows.without(far))
+            near = (~far).nonzero()[:, 0]
+            return self.only(near, self.rows.without(far))
         if self.texts.far:
             return self
         return None
@@ -416,7 +418,8 @@ class PairReader:
             weights, _ = frozen.attention(inputs)
         by_block = {}
         for block in sites:
-            by_block[block] = weights[block - 1].movedim(1, -1).flatten(1, 2)  # (B, T · T, H)
+            of_block = weights[block - 1].movedim(1, -1)  # (B, T, T, H)
+            by_block[block] = of_block.flatten(1, 2)
         return [gather_rows(by_block, sites, rows, frozen.heads) for rows in kinds]
 
     def _widened(self, rows: Tensor) -> Tensor:
@@ -447,13 +450,19 @@ class PairReader:
             return states[only]  # one model, each site once: nothing to copy
         rows = []
         for model, site in columns:
-            rows.append(states[model][self._sites_read[model].index(site)])
+            place = self._sites_read[model].index(site)
+            rows.append(states[model][place])
         return torch.stack(rows)
 
     def _watch(self, batch: PairedBatch) -> None:
         """Look for NaN and infinity, which are reported with the next batch."""
-        what = "states" if self.token_pairs is None else "attention weights"
-        for side, values, columns in (("X", batch.x, self._x), ("Y", batch.y, self._y)):
-            names = [f"site {site} of {side} ({self.models[m].name})" for m, site in columns]
-            self.check.watch(values, names, what, self._batches_read)
+        self._watch_side("X", batch.x, self._x)
+        self._watch_side("Y", batch.y, self._y)
         self._batches_read += 1
+
+    def _watch_side(self, side: str, values: Tensor, columns: list[tuple[int, int]]) -> None:
+        what = "states" if self.token_pairs is None else "attention weights"
+        names = []
+        for model, site in columns:
+            names.append(f"site {site} of {side} ({self.models[model].name})")
+        self.check.watch(values, names, what, self._batches_read)

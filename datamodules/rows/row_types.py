@@ -114,7 +114,8 @@ def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
     for word in _words(texts):
         numbers.append(number_of.setdefault(word, len(number_of)))
     every = torch.from_numpy(np.array(numbers, dtype=np.int64))
-    common, counts = cast(tuple[Tensor, Tensor], (data.words_in_common, data.word_counts))
+    common = cast(Tensor, data.words_in_common)
+    counts = cast(Tensor, data.word_counts)
     return RowTypes("words", list(number_of), every[common], counts)
 
 
@@ -138,7 +139,9 @@ def _token_types(
         names[number] = name
     ids, special, lengths = data.first_tokens()
     rows = torch.ones_like(special) if kind.special_tokens else ~special
-    counts = torch.stack([part.sum() for part in rows.split(lengths.tolist())])
+    by_text = rows.split(lengths.tolist())
+    counts = torch.stack([of_text.sum() for of_text in by_text])
     always = set(map(str, tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)))
-    named = [names.get(number, "") for number in range(max(names) + 1)]
+    numbers = range(max(names) + 1)
+    named = [names.get(number, "") for number in numbers]
     return RowTypes("tokens", named, ids[rows], counts, always)

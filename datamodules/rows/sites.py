@@ -25,7 +25,9 @@ def parse_sites(
         ValueError: as `sites_of_each`.
     """
     if sites == "grid":
-        return list(product(range(1, depth_x + 1), range(1, depth_y + 1)))
+        blocks_x = range(1, depth_x + 1)
+        blocks_y = range(1, depth_y + 1)
+        return list(product(blocks_x, blocks_y))
     return [(i, j) for i, j in sites_of_each(sites, [depth_x, depth_y], component)]
 
 
@@ -45,7 +47,9 @@ def sites_of_each(
     """
     if isinstance(sites, str) and sites in ("all", "blocks"):
         return _equal_layers(sites, depths, component)
-    entries = sites.replace(",", " ").split() if isinstance(sites, str) else sites
+    entries: Sequence[str | int] = sites
+    if isinstance(sites, str):
+        entries = sites.replace(",", " ").split()
     found = []
     for entry in entries:
         layers = _layers(str(entry), len(depths))
@@ -71,7 +75,8 @@ def _equal_layers(sites: str, depths: Sequence[int], component: Component) -> li
             f"`sites` {sites!r} pairs equal layers, but the models have {listed} blocks. Name one of each, for "
             f"example `sites` '{_example(1, depths)}, {_example(2, depths)}'."
         )
-    return [(site,) * len(depths) for site in parse_layers(sites, depths[0], component)]
+    layers = parse_layers(sites, depths[0], component)
+    return [(layer,) * len(depths) for layer in layers]
 
 
 def _layers(entry: str, models: int) -> tuple[int, ...] | None:

@@ -79,7 +79,8 @@ class TokenPairs:
 
         number = owner * length + key
         target, row, queries = torch.unique(number, return_inverse=True, return_counts=True)
-        return Rows(index, target // length, len(counts), 1 / queries[row].float(), row)
+        share = 1 / queries[row].float()
+        return Rows(index, target // length, len(counts), share, row)
 
     def _drawn(self, text: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Text, looking token and looked-at token of each pair that is taken, all counted from 0."""

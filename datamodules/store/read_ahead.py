@@ -2,6 +2,7 @@
 
 import errno
 import json
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -66,19 +67,23 @@ def _attach(
     states: StoredStates, sites: tuple[int, ...], batch: TextBatch, pinned: bool
 ) -> list[TextSpan]:
     """Give a batch memory for its rows, and say where those of each text belong."""
-    ends = np.cumsum(states.lengths[list(batch.text_numbers)]) * states.row_bytes
+    lengths = states.lengths[list(batch.text_numbers)]
+    ends = (np.cumsum(lengths) * states.row_bytes).tolist()
+    width = states.manifest.width
     rows = []
     memory = []
     for _ in sites:  # one by one: the system need not clear memory of this size for every batch
-        of_site = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=pinned)
-        rows.append(of_site.view(states.dtype).view(-1, states.manifest.width))
+        of_site = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
+        rows.append(of_site.view(states.dtype).view(-1, width))
         memory.append(of_site.numpy())
-    batch.stored[states.model] = StoredRows(sites, rows, states.kind is not None)
+    pooled = states.kind is not None
+    batch.stored[states.model] = StoredRows(sites, rows, pooled)
 
     spans = []
     start = 0
-    for text, end in zip(batch.text_numbers, ends.tolist(), strict=True):
-        spans.append(TextSpan(text, [of_site[start:end] for of_site in memory]))
+    for text, end in zip(batch.text_numbers, ends, strict=True):
+        own = [of_site[start:end] for of_site in memory]
+        spans.append(TextSpan(text, own))
         start = end
     return spans
 
@@ -87,19 +92,19 @@ def _pieces(
     states: StoredStates, spans: Sequence[TextSpan]
 ) -> Iterator[tuple[int, list[TextSpan]]]:
     """Divide sorted spans into pieces of one shard and of a few megabytes at each site."""
-    bounds = states.manifest.bounds
-    texts = [span.text for span in spans]
-    shards = (np.searchsorted(bounds, texts, side="right") - 1).tolist()
     piece: list[TextSpan] = []
-    size = 0
-    for number, (shard, span) in enumerate(zip(shards, spans, strict=True)):
-        piece.append(span)
-        size += span.rows[0].nbytes
-        last = number + 1 == len(spans) or shards[number + 1] != shard
-        if last or size >= PIECE:
+    size = shard = 0
+    for span in spans:
+        own = bisect_right(states.manifest.bounds, span.text) - 1
+        if piece and (own != shard or size >= PIECE):
             yield shard, piece
             piece = []
             size = 0
+        shard = own
+        piece.append(span)
+        size += span.rows[0].nbytes
+    if piece:
+        yield shard, piece
 
 
 def _read(states: StoredStates, site: int, place: int, number: int, spans: list[TextSpan]) -> None:
@@ -114,9 +119,10 @@ def _read(states: StoredStates, site: int, place: int, number: int, spans: list[
     try:
         with shard.path.open("rb") as file:
             for span in spans:
-                start = shard.starts[span.text - first] * states.row_bytes + shard.first
-                file.seek(int(start))
-                if file.readinto(span.rows[place].data) != span.rows[place].nbytes:
+                rows = span.rows[place]
+                start = int(shard.starts[span.text - first])
+                file.seek(shard.first + start * states.row_bytes)
+                if file.readinto(rows.data) != rows.nbytes:
                     raise OSError(errno.EIO, "it is cut short")
     except OSError as error:
         raise UserError(damaged(shard.path, f"cannot be read ({error.strerror})")) from error
@@ -155,12 +161,14 @@ class StoredLoader(DataLoader):
         data = cast(TokenisedTexts, self.dataset)
         order = cast(LengthBatches, self.sampler)
         sources = [(states.source, sites) for states, sites in self.stored]
-        digest = blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=12)
+        content = json.dumps(about, sort_keys=True, default=str)
+        digest = blake2b(content.encode(), digest_size=12)
         digest.update(repr(sources).encode())
         digest.update(repr((order.described(), data.leave_out)).encode())
         for rows, marks in data.marks.items():
             digest.update(str(rows).encode() + marks.flat.numpy().tobytes())
-        return self.stored[0][0].folder.parent / kind / digest.hexdigest()
+        states, _ = self.stored[0]
+        return states.folder.parent / kind / digest.hexdigest()
 
     def __iter__(self) -> Any:
         """The batches of an epoch."""
@@ -180,7 +188,9 @@ class StoredLoader(DataLoader):
 
     def _windows(self, batches: Iterator[TextBatch]) -> Iterator[list[TextBatch]]:
         """The batches that are read together: of so many rows of each model, at most a batch more."""
-        row_bytes = sum(len(sites) * states.row_bytes for states, sites in self.stored)
+        row_bytes = 0  # of all models at all sites
+        for states, sites in self.stored:
+            row_bytes += len(sites) * states.row_bytes
         fitting = int(SHARE * free_memory(torch.device("cpu")) / row_bytes)
         most = min(ROWS, fitting)
         lengths = self.stored[0][0].lengths

@@ -118,12 +118,14 @@ class Shard:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 head = file.read(8)
-                prefix = head + file.read(min(int.from_bytes(head, "little") + 8 * texts, size))
+                rest = int.from_bytes(head, "little") + 8 * texts
+                prefix = head + file.read(min(rest, size))
         except OSError as error:
             raise UserError(damaged(path, f"cannot be read ({error.strerror})")) from error
         if _checksum(prefix) != checksum:
             raise UserError(damaged(path, "does not begin as it was written"))
-        lengths, crc32 = np.frombuffer(prefix[-8 * texts :], dtype="<u4").reshape(2, texts)
+        about_texts = np.frombuffer(prefix[-8 * texts :], dtype="<u4")
+        lengths, crc32 = about_texts.reshape(2, texts)
         expected = len(prefix) + int(lengths.sum()) * row_bytes
         if size != expected:
             raise UserError(damaged(path, f"has {size} bytes instead of {expected}"))

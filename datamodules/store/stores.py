@@ -107,7 +107,8 @@ def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
     """The row numbers of the texts in each batch of a shard: the longest first, equal ones together."""
     token = 4 * states.model.width * (states.model.depth + 1)
     most = max(min(MOST_TOKENS, MOST_BYTES // token), 1)
-    order = texts.start + np.argsort(-states.tokens[texts.start : texts.stop], kind="stable")
+    lengths = states.tokens[texts.start : texts.stop]
+    order = texts.start + np.argsort(-lengths, kind="stable")
     while len(order):
         count = max(most // int(states.tokens[order[0]]), 1)
         yield order[:count]
@@ -119,16 +120,17 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     batch = states.data[chosen.tolist()]
     device = states.model.device
     inputs = batch.inputs[states.place]
-    rows = select_rows(inputs["attention_mask"], batch.special[states.place], "tokens").to(device)
+    special = batch.special[states.place]
+    rows = select_rows(inputs["attention_mask"], special, "tokens").to(device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
     values = read_rows(states.model, inputs, sites, rows, states.identity.component)
     values = values.to(DTYPES[states.identity.stored_as])
     _check_finite(states, values, sites, chosen)
     if states.kind is not None:
         policy = policy_of(states.kind.policy)
-        pooled = policy.choose(batch, states.place, states.kind.special_tokens).to(device)
+        pooled = policy.choose(batch, states.place, states.kind.special_tokens)
         stored = StoredRows(tuple(sites), list(values))
-        values = read_rows(states.model, inputs, sites, pooled, stored=stored)
+        values = read_rows(states.model, inputs, sites, pooled.to(device), stored=stored)
     return values.cpu()
 
 
@@ -136,8 +138,8 @@ def _check_finite(
     states: StoredStates, values: Tensor, sites: Sequence[int], texts: np.ndarray
 ) -> None:
     """Raise unless states (S, P, d) are finite at all sites."""
-    finite = values.sum((1, 2), dtype=torch.float32).isfinite().tolist()
-    bad = [str(site) for site, fine in zip(sites, finite, strict=True) if not fine]
+    finite = values.sum((1, 2), dtype=torch.float32).isfinite()
+    bad = [str(sites[place]) for place in (~finite).nonzero()[:, 0].tolist()]
     if bad:
         raise UserError(
             f"Expected finite states to store, but those of {states.model.name} hold NaN or infinity as "
