@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, class_from_function
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import WholeCheckpoints
@@ -41,9 +41,8 @@ from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished
 
 LARGEST_SEED = 2**32 - 1  # NumPy's
-_at_the_end: list[
-    Callable[[], None]
-] = []  # what is done for each run of this process's command if it ends well
+# What is done for each run of this process's command if it ends well.
+_at_the_end: list[Callable[[], None]] = []
 Made = TypeVar("Made")
 
 
@@ -93,38 +92,50 @@ class Command:
 
     def parser(self) -> ArgumentParser:
         """Make the parser of its options."""
-        parser = OptionParser(
-            description=self.about(), usage=f"%(prog)s {self.usage}", allow_abbrev=False
-        )
-        skip = set(self.skip)
+        usage = f"%(prog)s {self.usage}"
+        parser = OptionParser(description=self.about(), usage=usage, allow_abbrev=False)
         config = self.config or (self.kind and "YAML file with any of these options.")
         if config:
             parser.add_argument("-c", "--config", action="config", help=config)
-        if self.kind is not None:
-            parser.add_argument(
-                "--run", type=Path | None, default=None,
-                help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{self.kind}-<date>-"
-                "<time>.",
-            )  # fmt: skip
-            parser.add_class_arguments(RunOptions, None)
-        positional = not config  # a file of options has names
-        parser.add_function_arguments(self.work, as_group=False, as_positional=positional, skip={1})
-        for options in self.options:
-            from_files = options in self.from_files
-            parser.add_class_arguments(
-                options, None, as_positional=positional, skip=skip, sub_configs=from_files
-            )
-        for name, part in self.parts.items():
-            parser.add_class_arguments(part, name, skip=skip, sub_configs=True)
-        if self.data is not None:
-            parser.add_class_arguments(_class_of(self.data), "data", skip=skip, sub_configs=True)
-            parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
-            parser.set_defaults({"trainer.enable_checkpointing": False})
+        self._add_run(parser)
+        self._add_own(parser, positional=not config)  # a file of options has names
+        self._add_parts(parser)
         traceback = "Show the traceback of every error, also of those that you can fix."
         for name, help_line in {**self.flags, "traceback": traceback}.items():
             parser.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=help_line)
         parser.set_defaults(dict(self.defaults))
         return parser
+
+    def _add_run(self, parser: ArgumentParser) -> None:
+        if self.kind is None:
+            return
+        about = "New folder for this run: config, logs, checkpoints, report."
+        default = f"Default: runs/{self.kind}-<date>-<time>."
+        parser.add_argument("--run", type=Path | None, default=None, help=f"{about} {default}")
+        parser.add_class_arguments(RunOptions, None)
+
+    def _add_own(self, parser: ArgumentParser, *, positional: bool) -> None:
+        """Add the arguments of the function, and of the classes whose arguments become options."""
+        parser.add_function_arguments(self.work, as_group=False, as_positional=positional, skip={1})
+        for options in self.options:
+            parser.add_class_arguments(
+                options,
+                None,
+                as_positional=positional,
+                skip=set(self.skip),
+                sub_configs=options in self.from_files,
+            )
+
+    def _add_parts(self, parser: ArgumentParser) -> None:
+        """Add the parts, the data module and the Trainer, each with a name before its arguments."""
+        parts = dict(self.parts)
+        if self.data is not None:
+            parts["data"] = _class_of(self.data)
+        for name, part in parts.items():
+            parser.add_class_arguments(part, name, skip=set(self.skip), sub_configs=True)
+        if self.data is not None:
+            parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
+            parser.set_defaults({"trainer.enable_checkpointing": False})
 
 
 @cache
@@ -166,18 +177,14 @@ def trains(
         check: see `Command`.
         trainer: Trainer options whose defaults differ from Lightning's.
     """
-    trainer = {
-        "max_epochs": -1,
-        "log_every_n_steps": 20,
-        "enable_model_summary": False,
-    } | trainer  # it ends by steps
+    usual = {"max_epochs": -1, "log_every_n_steps": 20, "enable_model_summary": False}
     return command(
         kind,
         TrainingOptions,
         *options,
         parts={"early_stopping": BestPerSite, "checkpoint": saving, "model": module},
         data=data,
-        defaults=of_trainer(**trainer),
+        defaults=of_trainer(**{**usual, **trainer}),  # it ends by steps
         check=check,
     )
 
@@ -318,48 +325,52 @@ class Run:
             ValueError: an option is wrong, another command has claimed the folder, or it cannot be written to.
         """
         check_machine(self.options.trainer)
-        options, trainer = self.options, self.made.trainer
-        resumed = options.get("ckpt_path")
+        trainer = self.made.trainer
+        resumed = self.options.get("ckpt_path")
         self.claim(begun=begun)  # before W&B starts, which can take half a minute
         before = self.folder if begun else folders.interrupted_run(resumed)
         number = None if before is None else unfinished(before)
         if folders.rank() == 0:
-            if resumed:  # the run to go on with may have been killed as it wrote
-                folders.tidy(Path(resumed) if Path(resumed).is_dir() else Path(resumed).parent)
-            saving = options.get("checkpoint")
-            if isinstance(saving, Namespace) and saving.get("folder") is not None:
-                folders.claim_checkpoints(saving.folder, self.folder, resumed and Path(resumed))
-        self.settings = {
-            **vars(trainer),
-            "use_distributed_sampler": False,
-        }  # data modules divide batches among ranks
+            self._claim_checkpoints(resumed and Path(resumed))
+        self.settings = dict(vars(trainer))
+        self.settings["use_distributed_sampler"] = False  # data modules divide batches among ranks
         if trainer.logger in (None, True):
-            # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
-            again = f"resumed-{len(list(self.folder.glob('resumed-*'))) + 1}"
-            number = new_number(self.folder, number) if folders.rank() == 0 else None
-            place = self.folder / again if begun else self.folder
-            self.settings["logger"] = run_loggers(place, self.command.kind or "", number)
-        if trainer.default_root_dir is None:
-            self.settings["default_root_dir"] = str(
-                self.folder
-            )  # for files that no logger has a place for
-        loggers = self.settings["logger"]
-        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            self.settings["logger"] = self._new_loggers(number, begun=begun)
+        if trainer.default_root_dir is None:  # for files that no logger has a place for
+            self.settings["default_root_dir"] = str(self.folder)
+        for logger in _listed(self.settings["logger"]):
             if isinstance(logger, WandbLogger) and folders.rank() == 0:
-                written = yaml.safe_load(self.parser.dump(options))
-                logger.experiment.config.update(written, allow_val_change=True)
-                _at_the_end.append(
-                    partial(tell_wandb, logger.experiment, self.folder, options, self.made)
-                )
+                self._tell_wandb(logger.experiment)
+
+    def _claim_checkpoints(self, resumed: Path | None) -> None:
+        """Tidy the folder that the run goes on from, and claim one of its own for checkpoints, if it has one."""
+        if resumed:  # that run may have been killed as it wrote
+            folders.tidy(resumed if resumed.is_dir() else resumed.parent)
+        saving = self.options.get("checkpoint")
+        if isinstance(saving, Namespace) and saving.get("folder") is not None:
+            folders.claim_checkpoints(saving.folder, self.folder, resumed)
+
+    def _new_loggers(self, number: str | None, *, begun: bool) -> list[Logger]:
+        """The loggers of the run, whose number at W&B is that of an interrupted one, or a new one."""
+        place = self.folder
+        if begun:  # another folder, as a logger deletes the files that it finds in its own
+            times = len(list(self.folder.glob("resumed-*")))
+            place = self.folder / f"resumed-{times + 1}"
+        number = new_number(self.folder, number) if folders.rank() == 0 else None
+        return run_loggers(place, self.command.kind or "", number)
+
+    def _tell_wandb(self, experiment: Any) -> None:
+        """Give W&B the options now, and at the end what the run has used and left."""
+        written = yaml.safe_load(self.parser.dump(self.options))
+        experiment.config.update(written, allow_val_change=True)
+        _at_the_end.append(partial(tell_wandb, experiment, self.folder, self.options, self.made))
 
     def resumed_by(self) -> dict[str, Path] | None:
         """Options of a command that goes on where this training was stopped; None if nothing is saved."""
         saving = self.options.get("checkpoint")
-        if (
-            not hasattr(self, "folder")
-            or not isinstance(saving, Namespace)
-            or "ckpt_path" not in self.options
-        ):
+        if not hasattr(self, "folder") or "ckpt_path" not in self.options:
+            return None
+        if not isinstance(saving, Namespace):
             return None
         saved = folders.goes_on_from(self.folder, saving.folder)
         return None if saved is None else {**self._next_run(), "ckpt_path": saved}
@@ -367,19 +378,19 @@ class Run:
     def begun_again_by(self) -> dict[str, Path] | None:
         """The option that names another folder, if this run's is named and no longer empty; None if it is not."""
         folders.release_unused()
-        return (
-            None
-            if not hasattr(self, "folder") or folders.is_free(self.folder)
-            else self._next_run() or None
-        )
+        if not hasattr(self, "folder") or folders.is_free(self.folder):
+            return None
+        return self._next_run() or None
 
     def _next_run(self) -> dict[str, Path]:
-        names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))
-        return (
-            {"run": next(name for name in names if not name.exists())}
-            if self.options.get("run")
-            else {}
-        )
+        """The option of a folder that is free, if this run's is named."""
+        if not self.options.get("run"):
+            return {}
+        for number in count(2):
+            folder = self.folder.with_name(f"{self.folder.name}-{number}")
+            if not folder.exists():
+                break
+        return {"run": folder}
 
     def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
         """Make a Trainer for this run.
@@ -403,10 +414,7 @@ class Run:
             settings["plugins"] = [*settings["plugins"], WholeCheckpoints()]
         try:
             return pl.Trainer(**settings)
-        except (
-            TypeError,
-            ValueError,
-        ) as error:  # Lightning's words for another type of `devices`, or no strategy
+        except (TypeError, ValueError) as error:  # another type of `devices`, or no such strategy
             raise UserError(f"Lightning's Trainer does not take these options: {error}") from error
 
     def training(self, *callbacks: pl.Callback) -> pl.Trainer:

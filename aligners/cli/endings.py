@@ -14,11 +14,8 @@ from typing import Any, NoReturn
 
 from aligners.errors import UserError, visible
 
-MENDABLE, INTERRUPTED, TERMINATED = (
-    2,
-    130,
-    143,
-)  # exit statuses: jsonargparse's for wrong options, and those of shells
+# Exit statuses: jsonargparse's for wrong options, and those of shells.
+MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
@@ -80,25 +77,18 @@ def _typed_with(changed: Mapping[str, object]) -> str:
     """The command line of this process with other values of some options."""
     script, *words = sys.argv
     names = {f"--{name}" for name in changed}
-    before = ["", *words]
-    kept = [
-        word
-        for n, word in enumerate(words)
-        if before[n] not in names and word.partition("=")[0] not in names
-    ]
-    added = [
-        word
-        for name, value in changed.items()
-        if value is not None
-        for word in (f"--{name}", str(value))
-    ]
+    kept, before = list[str](), ""
+    for word in words:
+        if before not in names and word.partition("=")[0] not in names:
+            kept.append(word)
+        before = word
+    for name, value in changed.items():
+        if value is not None:
+            kept += [f"--{name}", str(value)]
+    if not script.endswith(".py"):
+        return shlex.join([os.path.basename(script), *kept])
     active = os.path.dirname(shutil.which("python") or "") == os.path.dirname(sys.executable)
-    program = (
-        ["python" if active else sys.executable, script]
-        if script.endswith(".py")
-        else [os.path.basename(script)]
-    )
-    return shlex.join([*program, *kept, *added])
+    return shlex.join(["python" if active else sys.executable, script, *kept])
 
 
 @contextmanager
@@ -171,14 +161,10 @@ def _exit_in_time(status: int) -> None:
 
 def _rank() -> int:
     """Return this process's rank from the environment, since Lightning may not be imported yet."""
-    return next(
-        (
-            int(os.environ[name])
-            for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-            if name in os.environ
-        ),
-        0,
-    )
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0
 
 
 def _ends(parent: int) -> bool:
@@ -192,7 +178,5 @@ def _ends(parent: int) -> bool:
 def _stop_further_ranks() -> None:
     """Kill the processes that Lightning started: they would wait for the first rank, or add tracebacks of their own."""
     for thread in threading.enumerate():
-        for process in getattr(
-            thread, "_child_processes", ()
-        ):  # Lightning's thread that watches them
+        for process in getattr(thread, "_child_processes", ()):  # of Lightning's thread for them
             process.kill()

@@ -17,9 +17,8 @@ CONFIG = "config.yaml"
 OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
 OF_ANY = {"wandb", RUN_LOG}  # what a command leaves that failed at once, too
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
-_claimed: dict[
-    Path, int
-] = {}  # files of this process's runs that are open and locked: config.yaml and run.txt
+# Files of this process's runs that are open and locked: config.yaml and run.txt.
+_claimed: dict[Path, int] = {}
 
 
 def rank() -> int:
@@ -145,7 +144,9 @@ def goes_on_from(folder: Path, checkpoints: Path | None = None) -> Path | None:
         checkpoints: their folder. Default: that of the run.
     """
     last = (checkpoints or folder) / "last.ckpt"
-    return last if last.is_file() else folder if any(folder.glob("part-*")) else None
+    if last.is_file():
+        return last
+    return folder if any(folder.glob("part-*")) else None
 
 
 def release(folder: Path) -> None:

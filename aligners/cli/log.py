@@ -11,9 +11,8 @@ from aligners.files.atomic import open_own
 RUN_LOG = "run.log"  # in the folder of every run
 # Not for a log: colours, what moves a bar, and the frames of bars.
 ON_SCREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r|.*━.*\n?")
-_logs: dict[
-    str, TextIO
-] = {}  # by their names: a process has one run at a time, which may be a step of a demo
+# By their names: a process has one run at a time, which may be a step of a demo.
+_logs: dict[str, TextIO] = {}
 
 
 class Logged:
@@ -42,10 +41,10 @@ def watch_streams() -> None:
 
     Call it before packages are imported that keep the streams for their own messages.
     """
-    streams = (sys.stdout, sys.stderr)
-    sys.stdout, sys.stderr = (
-        stream if isinstance(stream, Logged) else Logged(stream) for stream in streams
-    )
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, Logged):
+            setattr(sys, name, Logged(stream))
 
 
 def log_to(path: Path) -> None:

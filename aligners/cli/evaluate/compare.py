@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from aligners.cli.command import Run, command
@@ -12,7 +14,7 @@ from aligners.datamodules.rows.policies import RowKind
 from aligners.errors import UserError, check_known
 from aligners.files.atomic import whole_file
 from aligners.files.sealed import save_sealed
-from aligners.fitting.saved_bank import FORWARD, load_bank, refuse_other_bank
+from aligners.fitting.saved_bank import FORWARD, StoredBank, load_bank, refuse_other_bank
 from aligners.injection.comparing.comparison import MAPS, Comparison
 from aligners.injection.methods import between_two_models
 from aligners.injection.scoring.task_scores import check_labels, match_heads
@@ -63,30 +65,38 @@ def compare(
         raise UserError(
             f"One process compares models, but `trainer.devices` makes {trainer.world_size}. Set it to 1."
         )
-    data.prepare_data()
-    data.setup("test")
-    data.place_models(trainer.strategy.root_device)
-    data.leave_out({str(bank.path): bank.fitted for bank in stored if bank.fitted is not None})
-    for bank in stored:
-        refuse_other_bank(
-            bank, data.describe()["models"], data.component, {FORWARD: data.reader.sites}
-        )
-        bank.of_each(lambda aligner: aligner.to(trainer.strategy.root_device))
+    fitted = _read(data, stored, trainer.strategy.root_device)
     labelled, cautions = _labelled(data)
     old, new = data.frozen
     kind = RowKind(data.rows)
-    fit, test = (data.without_far(split, kind) for split in ("fit", "test"))
+    fit, test = data.without_far("fit", kind), data.without_far("test", kind)
     found = Comparison(
-        old, new, fit, test, data.texts.test, data.reader.sites, kind,
-        labelled, maps, {name: aligner for bank in stored for name, aligner in bank.maps[FORWARD].items()}, costs, most,
+        old, new, fit, test, data.texts.test, data.reader.sites, kind, labelled, maps, fitted, costs, most,
         data.batch_size, seed, lambda batches, what: track(batches, what, disable=hidden(trainer)),
     ).run()  # fmt: skip
     found.meta.update({**data.describe(), "seed": seed, "cautions": cautions})
     if found.vectors:
+        vectors = {f"site_{site}": part.contiguous() for site, part in found.vectors.items()}
         with whole_file(run.folder / "directions.safetensors") as unfinished:
-            vectors = {f"site_{site}": part.contiguous() for site, part in found.vectors.items()}
             save_sealed(save_file, vectors, unfinished, {})
     write_report(found, "comparison", run.folder, trainer)
+
+
+def _read(
+    data: PairedActivations, stored: Sequence[StoredBank], device: torch.device
+) -> dict[str, Any]:
+    """Make the data ready on a device, without texts that maps were fitted on; these maps, by their names."""
+    data.prepare_data()
+    data.setup("test")
+    data.place_models(device)
+    data.leave_out({str(bank.path): bank.fitted for bank in stored if bank.fitted is not None})
+    maps: dict[str, Any] = {}
+    for bank in stored:
+        sites = {FORWARD: data.reader.sites}
+        refuse_other_bank(bank, data.describe()["models"], data.component, sites)
+        bank.of_each(lambda aligner: aligner.to(device))
+        maps |= bank.maps[FORWARD]
+    return maps
 
 
 def _labelled(data: PairedActivations) -> tuple[bool, list[str]]:

@@ -62,9 +62,8 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     run.read(carrying, carrying.carry, "carrying")
     names = file_names([artefact.name for artefact in found])
     for old, new, row in zip(found, carrying.carried, carrying.rows, strict=True):
-        scores = [
-            score for score in carrying.report_tables["scores"] if score["artefact"] == old.name
-        ]
+        every = carrying.report_tables["scores"]
+        scores = [score for score in every if score["artefact"] == old.name]
         card = artefact_card(row, scores, carrying.meta, through=bool(new.through))
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
 
@@ -72,9 +71,9 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
 def check(artefacts: list[Artefact], data: PairedActivations) -> None:
     """Raise unless artefacts have the width of the old model."""
     name, width = data.models[0], data.frozen_models.widths()[0]
-    wrong = next((artefact for artefact in artefacts if artefact.width != width), None)
-    if wrong is not None:
-        raise UserError(
-            f"Expected artefacts of width {width}, that of {name}, but {wrong.name} reads states of width "
-            f"{wrong.width}. Name its own model as `data.model_x`."
-        )
+    for artefact in artefacts:
+        if artefact.width != width:
+            raise UserError(
+                f"Expected artefacts of width {width}, that of {name}, but {artefact.name} reads states of width "
+                f"{artefact.width}. Name its own model as `data.model_x`."
+            )

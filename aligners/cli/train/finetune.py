@@ -62,42 +62,53 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     try_run_folder(run.options.run)
     data: ModelTexts = run.made.data
     recipe = run.build(FinetuningRecipe)
-    chosen = list(range(seeds)) if isinstance(seeds, int) else seeds
-    if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise UserError(
-            f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {seeds}."
-        )
-    jobs = plan(data, chosen, variants)
+    jobs = plan(data, _chosen(seeds), variants)
     data.setup("fit")
-    task = token_task(data, 0)
-    score: Any = (
-        task.score
-        if task
-        else choose_score(data.text, regression=data.texts.regression, classes=data.classes)
-    )
-    majority = (
-        None if task else float(task_score(score, data.constant_answers(), data.answers("test")))
-    )
+    score, majority_score = _score(data)
     begun = is_begun(run.options.run)
     if begun and rank() == 0:
         run.check_begun()
         for job in jobs:
             _finished(job, data, recipe, run.options.run)
     run.start(begun=begun)
-    meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
+    meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority_score}
     rows: list[Row] = []
     for job in jobs:
         with goes_on_with(lambda: {"run": run.folder}):
-            done = _finished(job, data, recipe, run.folder)
-            saving = run.made.checkpoint.inside(run.folder)  # of one classifier
-            rows.append(done or train(job, data, recipe, score, run.trainer(saving), run.folder))
+            row = _finished(job, data, recipe, run.folder)
+            if row is None:
+                saving = run.made.checkpoint.inside(run.folder)  # of one classifier
+                row = train(job, data, recipe, score, run.trainer(saving), run.folder)
+            rows.append(row)
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
-        publish(
-            make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer
+        report = make_report("finetuning", {**meta, **environment(trainer)}, rows)
+        publish(report, run.folder, trainer)
+
+
+def _chosen(seeds: int | list[int]) -> list[int]:
+    """The seeds themselves, of how many or which.
+
+    Raises:
+        ValueError: none, one twice, or one below 0.
+    """
+    chosen = list(range(seeds)) if isinstance(seeds, int) else seeds
+    if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        raise UserError(
+            f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {seeds}."
         )
+    return chosen
+
+
+def _score(data: ModelTexts) -> tuple[Any, float | None]:
+    """What the answers are scored by, and what always the same answer scores, if it can be given."""
+    task = token_task(data, 0)
+    if task:
+        return task.score, None
+    score: Any = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+    return score, float(task_score(score, data.constant_answers(), data.answers("test")))
 
 
 def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:

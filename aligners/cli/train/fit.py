@@ -57,9 +57,8 @@ def begin(run: Run) -> pl.Trainer:
 def check_resumed(run: Run) -> None:
     """Raise if `ckpt_path` is of another kind of run."""
     path = run.options.ckpt_path
-    if path is None or not (
-        run.command.kind == "fit" and Path(path).is_dir()
-    ):  # a folder is that of a fit in parts
+    in_parts = run.command.kind == "fit" and path is not None and Path(path).is_dir()
+    if not in_parts:
         check_goes_on(path, run.command.kind, ALIGNMENT)
 
 
@@ -111,34 +110,39 @@ def fit(run: Run) -> None:
 def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     """Return how many sites are trained together; None for all."""
     wanted, data = run.options.sites_at_once, run.made.data
-    if trainer.world_size > 1:
-        if wanted is not None:
-            raise UserError(
-                f"`sites_at_once` is for one process, but `trainer.devices` makes {trainer.world_size}. Fit some sites "
-                "at a time with `data.sites`."
-            )
-        return None
     check_range(least=1, sites_at_once=wanted)
+    if trainer.world_size > 1:
+        if wanted is None:
+            return None
+        raise UserError(
+            f"`sites_at_once` is for one process, but `trainer.devices` makes {trainer.world_size}. Fit some sites "
+            "at a time with `data.sites`."
+        )
     data.prepare_data()
+    sites = len(data.reader.sites)
+    wanted = wanted or _begun_with(Path(run.options.ckpt_path or ""))
+    at_once = wanted or _sites_in_memory(run, trainer)
+    return at_once if at_once < sites else None
+
+
+def _sites_in_memory(run: Run, trainer: pl.Trainer) -> int:
+    """How many sites fit in the memory that is free, beside the models."""
+    data = run.made.data
     reader = data.reader
     d_x, d_y = reader.widths
     a_site = bytes_a_site(run.made.model, d_x, d_y, data.batch_size * data.max_length)
-    models = (reader.model_x.model, reader.model_y.model)
-    weights = sum(model.get_memory_footprint(return_buffers=False) for model in models)
-    free = free_memory(trainer.strategy.root_device) - weights
-    wanted = wanted or _begun_with(Path(run.options.ckpt_path or ""))
-    at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), a_site, free))
-    return at_once if at_once < len(reader.sites) else None
+    free = free_memory(trainer.strategy.root_device)
+    for model in (reader.model_x.model, reader.model_y.model):
+        free -= model.get_memory_footprint(return_buffers=False)
+    return sites_at_once(len(reader.sites), a_site, free)
 
 
 def _begun_with(folder: Path) -> int | None:
     """Sites at a time in an interrupted run, however much memory is free now; None: it is not in parts."""
     first = folder / "part-1-1" / CONFIG
-    return (
-        len(yaml.safe_load(first.read_text())["data"]["sites"].split(","))
-        if first.is_file()
-        else None
-    )
+    if not first.is_file():
+        return None
+    return len(yaml.safe_load(first.read_text())["data"]["sites"].split(","))
 
 
 def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
@@ -169,12 +173,8 @@ def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
 def _fit_part(run: Run, sites: str, folder: Path, last: Path | None) -> Path:
     """Fit some sites in a folder of their own, resuming from `last`, and return the path of their aligners."""
     options = run.options.clone()
-    options.data.sites, options.run, options.checkpoint.folder, options.trainer.logger = (
-        sites,
-        folder,
-        None,
-        False,
-    )
+    options.data.sites, options.run = sites, folder
+    options.checkpoint.folder, options.trainer.logger = None, False
     options.ckpt_path = None if last is None else str(last)
     part = Run(run.command, run.parser, options)
     fit_and_show(part, begin(part))

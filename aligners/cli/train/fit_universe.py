@@ -138,17 +138,28 @@ def _add_members(run: Run, stored: StoredBank) -> None:
         )
     revisions = data.revisions or [None]
     data.models = [*members, *data.models]
-    data.revisions = [*(stored.data_config["revisions"] or [None] * len(members)), revisions[-1]]
+    of_others = stored.data_config["revisions"] or [None] * len(members)
+    data.revisions = [*of_others, revisions[-1]]
+    data.sites = _sites_of_all(data.sites, stored)
+
+
+def _sites_of_all(wanted: str, stored: StoredBank) -> str:
+    """The sites of the members, each with the newcomer's, as `data.sites` has them.
+
+    Raises:
+        ValueError: the newcomer has not one site for each of the members'.
+    """
     of_members = sites_of(stored)
-    same = data.sites == stored.data_config["sites"]  # as those of the members, by default
-    own = list(
-        map(set, of_members if same else sites_of_each(data.sites, [-1]))
-    )  # its depth is not known yet
-    if len(own) != len(of_members) or any(len(site) > 1 for site in own):
+    own = of_members
+    if wanted != stored.data_config["sites"]:  # otherwise as those of the members, by default
+        own = sites_of_each(wanted, [-1])  # its depth is not known yet
+    own_sites = [set(site) for site in own]
+    if len(own) != len(of_members) or any(len(site) > 1 for site in own_sites):
         raise UserError(
             f"Expected `data.sites` to name the newcomer's site for each of the members' {of_members}, but got "
-            f"{data.sites}. Name as many layers, such as `--data.sites {','.join(['3'] * len(of_members))}`."
+            f"{wanted}. Name as many layers, such as `--data.sites {','.join(['3'] * len(of_members))}`."
         )
-    data.sites = ",".join(
-        ":".join(map(str, (*of, *new))) for of, new in zip(of_members, own, strict=True)
-    )
+    together = []
+    for of, new in zip(of_members, own_sites, strict=True):
+        together.append(":".join(map(str, (*of, *new))))
+    return ",".join(together)

@@ -30,6 +30,9 @@ from aligners.errors import UserError
 Fails = Callable[..., int]
 
 
+table.known_options("train", "fit")  # of the command itself, before a test puts another in its place
+
+
 @pytest.fixture
 def fails(monkeypatch: pytest.MonkeyPatch) -> Fails:
     """Run `train.py fit`, which raises; the status with which the process would end."""
