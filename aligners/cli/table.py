@@ -48,7 +48,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "Fit aligners of many pairs of models at once, in one bank.",
         ),
         "join": ("train.fit_universe:join", "Fit one more model to a shared space that many have."),
-        "leave": ("train.fit_universe:leave", "Take a model out of a shared space that many have."),
         "probe": (
             "train.train_probes:probe",
             "Train probes on the states of models: what is encoded, layer by layer.",

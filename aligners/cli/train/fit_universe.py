@@ -5,23 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from aligners.callbacks.checkpoint import save_maps
-from aligners.cli.command import Run, command
+from aligners.cli.command import Run
 from aligners.cli.train.fit import check_resumed, fits
 from aligners.datamodules.pairings import universe_states
 from aligners.datamodules.rows.sites import sites_of_each
 from aligners.errors import UserError
-from aligners.files.atomic import check_new_folder
-from aligners.fitting.saved_bank import StoredBank, load_bank, save_bank
+from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation, between_members
-from aligners.fitting.universe.universe_files import (
-    load_universe,
-    sites_of,
-    universes_of,
-    without_member,
-)
-from aligners.progress import tell
+from aligners.fitting.universe.universe_files import load_universe, sites_of, universes_of
 
 
 @fits("universe", data=universe_states, module=UniverseAlignment)
@@ -88,24 +81,6 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
     run.test(evaluation, "universe")
     if trainer.is_global_zero:
         save_maps(evaluation.stored, data, evaluation.stored.path)
-
-
-@command(usage="UNIVERSE MODEL FOLDER [options]")
-def leave(_: Run, universe: Path, model: str, folder: Path) -> None:
-    """Write a universe that one of its models has left. All other maps stay as they are, and nothing is computed anew.
-
-    Example: `runs/universe/universe.safetensors embedded:1 runs/smaller`
-
-    Args:
-        universe: The file universe.safetensors.
-        model: The model that leaves, as it was named in `--data.models`.
-        folder: New folder for universe.safetensors.
-    """
-    check_new_folder(folder, "folder")
-    left = without_member(load_universe(universe), model)
-    folder.mkdir(exist_ok=True)
-    save_bank(left, folder / UniverseAlignment.final)
-    tell(f"Saved {folder / UniverseAlignment.final}")
 
 
 def _check_members(run: Run, against: Sequence[StoredBank]) -> None:

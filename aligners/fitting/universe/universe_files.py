@@ -1,21 +1,13 @@
-"""Files of universes: read, taken apart into maps of pairs, and without a member."""
+"""Files of universes: read, and taken apart into maps of pairs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from aligners.errors import UserError, check_known
-from aligners.fitting.saved_bank import (
-    BACKWARD,
-    FORWARD,
-    StoredBank,
-    load_bank,
-    records_at,
-    take_places,
-)
+from aligners.errors import UserError
+from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, load_bank, records_at
 from aligners.fitting.universe.joint import all_pairs
-from aligners.fitting.universe.shared_part import SharedPart, cut
+from aligners.fitting.universe.shared_part import cut
 from aligners.fitting.universe.universe import NETWORK, Universe
 from aligners.maps.base import Aligner
 
@@ -47,57 +39,6 @@ def universes_of(bank: StoredBank) -> dict[str, Universe]:
         universe = Universe(maps, len(bank.data["models"]), bank.data.get("widths"))
         universes[name] = universe.requires_grad_(False).eval()
     return universes
-
-
-def without_member(bank: StoredBank, model: str) -> StoredBank:
-    """A universe that one of its models has left: the maps of all others are as they were.
-
-    Args:
-        bank: the universe.
-        model: its name.
-
-    Raises:
-        ValueError: it is no member, or one of the last two.
-    """
-    names, count = [about["name"] for about in bank.data["models"]], len(bank.data["sites"])
-    check_known(names, model=model)
-    if len(names) < 3:
-        raise UserError(
-            f"Expected a universe of three or more models, of which one can leave, but got {names}."
-        )
-    left = names.index(model)
-    places = [place for place in range(len(names) * count) if place // count != left]
-
-    data, config = dict(bank.data), dict(bank.data_config)
-    for options, name in ((data, "models"), (data, "widths"), (config, "models"), (config, "revisions")):  # fmt: skip
-        if options.get(name) is not None:
-            options[name] = _without(options[name], left)
-    data["sites"] = [_without(sites, left) for sites in sites_of(bank)]
-    config["sites"] = ",".join(":".join(map(str, sites)) for sites in data["sites"])
-
-    maps = {}
-    for name, bank_of_all in bank.maps[FORWARD].items():
-        maps[name] = _maps_without(bank_of_all, left, places)
-    return replace(
-        bank,
-        maps={FORWARD: maps},
-        pairs={FORWARD: [bank.pairs[FORWARD][place] for place in places]},
-        data=data,
-        data_config=config,
-        moments=None,
-        training=records_at(bank.training, places),
-    )
-
-
-def _without(values: Sequence[Any], left: int) -> list[Any]:
-    return [*values[:left], *values[left + 1 :]]
-
-
-def _maps_without(maps: Aligner, left: int, places: list[int]) -> Aligner:
-    """The maps of all models but one; `places` are those that stay."""
-    if not isinstance(maps, SharedPart):
-        return take_places(maps, places)
-    return SharedPart.joined([maps.of_model(i) for i in range(len(maps.widths)) if i != left])
 
 
 def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:

@@ -58,7 +58,7 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "evaluate stitch": (STITCHED, ["{models}", "{text}"]),
     "evaluate surgery": (STEP, ["{models}", "{text}", LONG]),
 }  # fmt: skip
-NO_LOOP = {"train leave", "train untrained", "evaluate share", "evaluate show"}
+NO_LOOP = {"train untrained", "evaluate share", "evaluate show"}
 OTHERWISE = {f"study {name}" for name in COMMANDS["study"]}  # tests/aligners/cli/test_study_stopped.py
 
 

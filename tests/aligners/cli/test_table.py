@@ -116,7 +116,7 @@ OF_FOLDERS = {
     "surgery": ("evaluate surgery", "bases:"),
     "train": ("train fit", "aligners:"),
 }
-BARE = ("show", "share", "leave")  # have no configuration
+BARE = ("show", "share")  # have no configuration
 CONFIGS = sorted(file for folder in OF_FOLDERS for file in (ROOT / "aligners" / "configs" / folder).glob("*.yaml"))
 
 

@@ -21,7 +21,7 @@ from aligners.fitting.universe.shared_part import SharedPart
 from aligners.fitting.universe.through import ThroughSpace, TwoLinear
 from aligners.fitting.universe.universe import Universe
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
-from aligners.fitting.universe.universe_files import load_universe, universes_of, without_member
+from aligners.fitting.universe.universe_files import load_universe, universes_of
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
@@ -147,38 +147,6 @@ def test_who_has_which_directions() -> None:
     torch.testing.assert_close(groups[..., 0], expected.double(), atol=0.02, rtol=0)
     torch.testing.assert_close(held[:, 0, 0], torch.full((3,), 4 / 6).double(), atol=0.02, rtol=0)
     torch.testing.assert_close(held[:, 0, -1], torch.ones(3).double(), atol=1e-6, rtol=0)
-
-
-def test_a_member_leaves_and_the_others_stay_as_they_are(found: Found, models: list[str]) -> None:
-    whole = load_universe(found[2] / "universe.safetensors")
-    names = [model["name"] for model in whole.data["models"]]
-    bank = without_member(whole, names[1])
-    assert [model["name"] for model in bank.data["models"]] == [names[0], *names[2:]]
-    assert (bank.data["widths"], bank.data_config["models"]) == ([16, 16, 12], [models[0], *models[2:]])
-    x = torch.randn(2, 20, 16)
-    for name, space in universes_of(bank).items():
-        before, after = universes_of(whole)[name].map(0, 3), space.map(0, 2)
-        torch.testing.assert_close(after(x), before(x), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="model"):
-        without_member(whole, "another")
-    two = without_member(bank, names[0])
-    with pytest.raises(ValueError, match="three or more models, of which one can leave"):
-        without_member(two, names[2])
-
-
-@pytest.mark.slow
-def test_a_member_leaves_by_a_command_and_comes_back(found: Found, models: list[str], tmp_path: Path) -> None:
-    four, smaller = found[2] / "universe.safetensors", tmp_path / "in a new" / "folder"
-    train(["leave", str(four), models[1], str(smaller)])
-    left = load_universe(smaller / "universe.safetensors")
-    x = torch.randn(6, 20, 16)
-    expected = universes_of(without_member(load_universe(four), models[1]))["universe"].embed(x)
-    torch.testing.assert_close(universes_of(left)["universe"].embed(x), expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="`folder` to be a new or empty folder"):
-        train(["leave", str(four), models[1], str(smaller)])  # holds files
-    train([*joining(smaller / "universe.safetensors", models[1]), "--run", str(tmp_path / "back"), *QUICK])
-    back = load_universe(tmp_path / "back" / "universe.safetensors")
-    assert back.data_config["models"] == [models[0], *models[2:], models[1]]
 
 
 def test_a_report_says_where_a_linear_space_is_better(found: Found) -> None:
