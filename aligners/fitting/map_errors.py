@@ -171,24 +171,30 @@ class MapErrors(DoubleMetric):
         cosines = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
         if unseen is None:
             unseen = totals.new_zeros(x.shape[1], dtype=torch.bool)
-        total = totals.sum(-1)
-        back = back_total = torch.full_like(total, torch.nan)
-        if aligner.invertible:
-            back = (aligner.inverse(y) - x).double().square().sum((1, 2))
-            back_total = (x.double() - self.mean_x).square().sum((1, 2))
-            self._keep_worst(aligner.inverse(mapped), x)
+        back, back_total = self._way_back(aligner, x, y, mapped)
         sums = [
-            torch.full_like(total, x.shape[1]),
+            torch.full_like(back, x.shape[1]),
             squares.sum(-1),
             squares.sqrt().sum(-1),
             cosines.sum(-1),
-            total,
+            totals.sum(-1),
             back,
             back_total,
             squares.where(unseen, 0).sum(-1),
             totals.where(unseen, 0).sum(-1),
         ]
         self.sums += torch.stack(sums)
+
+    def _way_back(
+        self, aligner: Aligner | Way, x: Tensor, y: Tensor, mapped: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Squared errors of the inverse, and squared distances from the mean, (S,) each; NaN where there is none."""
+        if not aligner.invertible:
+            nothing = self.sums.new_full((len(x),), torch.nan)
+            return nothing, nothing
+        self._keep_worst(aligner.inverse(mapped), x)
+        errors = (aligner.inverse(y) - x).double().square().sum((1, 2))
+        return errors, (x.double() - self.mean_x).square().sum((1, 2))
 
     def _keep_worst(self, back: Tensor, x: Tensor) -> None:
         """Keep the largest error of rows that came back, and the largest value."""

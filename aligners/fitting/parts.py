@@ -136,11 +136,8 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     parts = [load_bank(file) for file in files]
     first = parts[0]
     joined = replace(first, path=folder / "aligners.safetensors")
-    joined.maps, joined.pairs, joined.training = {}, {}, {}
-    for route, maps in first.maps.items():
-        joined.maps[route] = {}
-        for name in maps:
-            joined.maps[route][name] = join_banks([part.maps[route][name] for part in parts])
+    joined.maps = _join_maps(parts)
+    joined.pairs, joined.training = {}, {}
     for route in first.pairs:
         joined.pairs[route] = _listed(part.pairs[route] for part in parts)
     for key in first.training:
@@ -150,6 +147,15 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     joined.data_config = {**first.data_config, "sites": sites}
     joined.moments = _join_moments([cast(Moments, part.moments) for part in parts])
     save_bank(joined, joined.path)
+    return joined
+
+
+def _join_maps(parts: Sequence[StoredBank]) -> dict[str, dict[str, Aligner]]:
+    joined: dict[str, dict[str, Aligner]] = {}
+    for route, maps in parts[0].maps.items():
+        joined[route] = {}
+        for name in maps:
+            joined[route][name] = join_banks([part.maps[route][name] for part in parts])
     return joined
 
 

@@ -297,21 +297,27 @@ def save_bank(bank: StoredBank, path: Path) -> None:
     described: dict[str, Any] = {name: getattr(bank, name) for name in PLAIN}
     described["maps"] = bank.of_each(describe_aligner)
     described["seen"] = described["fitted"] = None
-    maps = bank.of_each(lambda aligner: aligner.state_dict())
-    states: dict[str, Any] = {"maps": maps, "spread": bank.spread}
-    if bank.moments is not None:
-        states["moments"] = bank.moments._asdict()
     if bank.seen is not None:
         described["seen"] = bank.seen.state()
     if bank.fitted is not None:
         described["fitted"] = bank.fitted.origins
-        states["fitted"] = {"keys": bank.fitted.state()["keys"]}
     tensors = {}
-    for name, value in flat(states):
+    for name, value in flat(_tensors_of(bank)):
         # a copy: safetensors refuses tensors that share memory, as tied weights do
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
     with whole_file(path) as unfinished:
         save_sealed(save_file, tensors, unfinished, {HEADER: json.dumps(described)})
+
+
+def _tensors_of(bank: StoredBank) -> dict[str, Any]:
+    """What of a bank is not in the header of its file: nested dictionaries of tensors."""
+    states: dict[str, Any] = {"spread": bank.spread}
+    states["maps"] = bank.of_each(lambda aligner: aligner.state_dict())
+    if bank.moments is not None:
+        states["moments"] = bank.moments._asdict()
+    if bank.fitted is not None:
+        states["fitted"] = {"keys": bank.fitted.state()["keys"]}
+    return states
 
 
 def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -450,24 +456,17 @@ def _check_names_in(described: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path, wanted: Wanted) -> StoredBank:
-    with safe_open(path, framework="pt") as file:
-        header = (file.metadata() or {}).get(HEADER)
-        if header is None:
-            raise UserError("it holds no maps")
-        tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    described = json.loads(header)
-    _check_names_in(described)
-    plain = {name: described[name] for name in PLAIN}
-    plain["pairs"] = {}
+    described, tensors = _contents(path)
+    bank = StoredBank(**{name: described[name] for name in PLAIN}, maps={})
     for route, entries in described["pairs"].items():
-        plain["pairs"][route] = [(i, j) for i, j in entries]
-    bank = StoredBank(**plain, maps={}, spread=tensors.get("spread", {}))
+        bank.pairs[route] = [(i, j) for i, j in entries]
     for route, entries in described["maps"].items():
         states = tensors.get("maps", {}).get(route, {})
         bank.maps[route] = {}
         for name, about in entries.items():
             if wanted(name, about["class"]):
                 bank.maps[route][name] = restored(about, states.get(name, {}))
+    bank.spread = tensors.get("spread", {})
     if "moments" in tensors:
         bank.moments = Moments(**tensors["moments"])
     if described["seen"]:
@@ -476,3 +475,15 @@ def _read(path: Path, wanted: Wanted) -> StoredBank:
         state = {**tensors["fitted"], "origins": described["fitted"]}
         bank.fitted = FittedTexts.from_state(state)
     return bank
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header of a file, and its tensors by name, nested."""
+    with safe_open(path, framework="pt") as file:
+        header = (file.metadata() or {}).get(HEADER)
+        if header is None:
+            raise UserError("it holds no maps")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    described = json.loads(header)
+    _check_names_in(described)
+    return described, nested(tensors)

@@ -93,14 +93,19 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     lines = []
     for (method, outcome), by_route in places.items():
-        alike: dict[tuple[str, ...], list[str]] = {}  # routes with the same sites
-        for route, sites in by_route.items():
-            alike.setdefault(tuple(sites), []).append(route)
-        for sites_alike, where in alike.items():
-            site = "sites" if len(sites_alike) > 1 else "site"
-            named = ", ".join(sites_alike)
-            lines.append(f"{MARK} {method} at {site} {named}{_among(where, routes)}: {outcome}.")
+        for named, where in _alike(by_route).items():
+            site = "sites" if len(named) > 1 else "site"
+            place = f"{site} {', '.join(named)}{_among(where, routes)}"
+            lines.append(f"{MARK} {method} at {place}: {outcome}.")
     return [MEANING, *lines] if lines else []
+
+
+def _alike(by_route: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
+    """Sites -> the routes that have just these."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for route, sites in by_route.items():
+        alike.setdefault(tuple(sites), []).append(route)
+    return alike
 
 
 def _site(row: Mapping[str, Any]) -> str:

@@ -92,12 +92,8 @@ def measure(
     mean_y = means[1][:, None]
     mapped = mapped_rows(way, held.x)
     squares, totals = squared_errors(mapped, held.y), squared_distances(held.y, mean_y)
-    unseen = held.unseen
-    if unseen is None:
-        unseen = torch.zeros(held.x.shape[1], dtype=torch.bool, device=held.x.device)
     figures = {"fvu": squares.sum(1) / totals.sum(1)}
-    for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
-        figures[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
+    figures |= _by_type(squares, totals, held.unseen)
     if other is not None:
         elsewhere = squared_errors(mapped_rows(way, other.x), other.y).sum(1)
         figures["fvu_other"] = elsewhere / squared_distances(other.y, mean_y).sum(1)
@@ -107,6 +103,17 @@ def measure(
         low, median, high = _stretches_on(way, held, means, totals, stretched)
         figures |= {"stretch_low": low, "stretch_median": median, "stretch_high": high}
     return figures
+
+
+def _by_type(squares: Tensor, totals: Tensor, unseen: Tensor | None) -> dict[str, Tensor]:
+    """The FVU on rows of seen and of unseen types, (S,) each; NaN without such rows."""
+    if unseen is None:
+        unseen = torch.zeros(squares.shape[1], dtype=torch.bool, device=squares.device)
+    seen = ~unseen
+    return {
+        "fvu_seen": squares[:, seen].sum(1) / totals[:, seen].sum(1),
+        "fvu_unseen": squares[:, unseen].sum(1) / totals[:, unseen].sum(1),
+    }
 
 
 def _round_trip(way: Way, x: Tensor, mapped: Tensor) -> Tensor:

@@ -90,10 +90,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.universes = nn.ModuleDict(self.spaces)
         self.widths = self.spaces[NETWORK].widths
         self.sites = sites_of(stored)
-        self.names: list[Any] = []
-        for sites in self.sites:
-            same = len(set(sites)) == 1
-            self.names.append(sites[0] if same else ":".join(map(str, sites)))
+        self.names = [_name(sites) for sites in self.sites]
         pairs = between_members(against, stored.data["models"], self.sites)
         self.pair_maps = list(_pair_maps(pairs))
         self.pair_banks = nn.ModuleList([pair.maps for pair in self.pair_maps])
@@ -148,22 +145,30 @@ class UniverseEvaluation(pl.LightningModule):
         """Add the errors of every map on one batch."""
         self.drawn.add(batch.x, batch.x, batch.text, batch.rows.place)
         for name, universe in self.spaces.items():
-            embedded = universe.embed(batch.x)
-            for shift in range(1, self.models):
-                mapped = universe.predicted(embedded, shift)
-                self._add(f"{name}/{shift}", _known(mapped), batch.x, batch)
-            if name == NETWORK:
-                self._add_trips_of_network(universe, embedded, batch)
-                self._add_to_space(universe, embedded, batch)
-            elif universe.maps.bijective:  # in files of earlier versions
-                self._add_trips(name, universe, batch.x, embedded, batch)
+            self._add_universe(name, universe, batch)
         for pair in self.pair_maps:
-            x, y, (mean_x, mean_y) = self._between(pair, batch)
-            if pair.key not in self.errors:
-                self.errors[pair.key] = MapErrors(mean_x, mean_y).to(self.device)
-            cast(MapErrors, self.errors[pair.key]).update(pair.way, x, y, batch.rows.unseen)
+            self._add_pair(pair, batch)
         if batch.counterpart is not None:
             self._add_beside(batch.counterpart)
+
+    def _add_universe(self, name: str, universe: Universe, batch: PairedBatch) -> None:
+        """Add the errors of all maps of a universe and of its trips, and what describes the trained space."""
+        embedded = universe.embed(batch.x)
+        for shift in range(1, self.models):
+            mapped = universe.predicted(embedded, shift)
+            self._add(f"{name}/{shift}", _known(mapped), batch.x, batch)
+        if name == NETWORK:
+            self._add_trips_of_network(universe, embedded, batch)
+            self._add_to_space(universe, embedded, batch)
+        elif universe.maps.bijective:  # in files of earlier versions
+            self._add_trips(name, universe, batch.x, embedded, batch)
+
+    def _add_pair(self, pair: PairMap, batch: PairedBatch) -> None:
+        """Add the errors of a map between two models."""
+        x, y, (mean_x, mean_y) = self._between(pair, batch)
+        if pair.key not in self.errors:
+            self.errors[pair.key] = MapErrors(mean_x, mean_y).to(self.device)
+        cast(MapErrors, self.errors[pair.key]).update(pair.way, x, y, batch.rows.unseen)
 
     def _add(self, key: str, way: Way, x: Tensor, batch: PairedBatch) -> None:
         """Add the errors of what maps the states x of all models to themselves."""
@@ -290,6 +295,7 @@ class UniverseEvaluation(pl.LightningModule):
             trained: outcomes at its places.
             ends: source and target.
         """
+        count = len(self.sites)
         places, training = [], []
         for i, j in ends:
             for s, sites in enumerate(self.sites):
@@ -297,24 +303,27 @@ class UniverseEvaluation(pl.LightningModule):
                 places.append(
                     Place("", self.members[i], self.members[j], sites[i], sites[j], about)
                 )
-                if method in self.spaces:
-                    count = len(self.sites)
-                    both = trained[i * count + s], trained[j * count + s]
-                    training.append(worst_of({"training": end} for end in both)["training"])
-                else:
-                    training.append(trained[s])
+                outcome = trained[s]
+                if method in self.spaces:  # of two maps, the worse
+                    both = ({"training": trained[m * count + s]} for m in (i, j))
+                    outcome = worst_of(both)["training"]
+                training.append(outcome)
+        return error_rows(places, method, maps, training, self._columns(key, method, len(places)))
+
+    def _columns(self, key: str, method: str, places: int) -> dict[str, Any]:
+        """The figures of a map at its places, by the column of the report."""
         errors = self._figures(key)
-        figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
+        columns: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
         if key in self.far_errors:
             beside = cast(FarErrors, self.far_errors[key]).compute()
-            figures[FAR_COLUMNS[self.stream.far_rows]] = beside
+            columns[FAR_COLUMNS[self.stream.far_rows]] = beside
         for column in RETRIEVAL_COLUMNS:
-            figures[column] = self.retrieved[key][column]
+            columns[column] = self.retrieved[key][column]
         for column, trip in (("round_trip", "trip"), ("cycle", "cycle")):
-            figures[column] = [None] * len(places)
+            columns[column] = [None] * places
             if f"{method}/{trip}" in self.errors:
-                figures[column] = self._figures(f"{method}/{trip}")["round_trip"]
-        return error_rows(places, method, maps, training, figures)
+                columns[column] = self._figures(f"{method}/{trip}")["round_trip"]
+        return columns
 
     def _figures(self, key: str) -> dict[str, Tensor]:
         return cast(MapErrors, self.errors[key]).compute()
@@ -355,6 +364,13 @@ class UniverseEvaluation(pl.LightningModule):
                 for m, model in enumerate(self.members):
                     row[model] = float(held[m, s, number - 1])
                 yield row
+
+
+def _name(sites: Sequence[int]) -> Any:
+    """What a report calls a site: its number, or those of all models."""
+    if len(set(sites)) == 1:
+        return sites[0]
+    return ":".join(map(str, sites))
 
 
 def _known(mapped: Tensor, back: Tensor | None = None) -> Way:

@@ -49,12 +49,6 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
     universes, sites = universes_of(bank), sites_of(bank)
     count, widths = len(sites), universes[NETWORK].widths
     for p, (i, j) in enumerate(all_pairs(len(widths))):
-        there: dict[str, Aligner] = {}
-        back: dict[str, Aligner] = {}
-        for name, universe in universes.items():
-            there[name] = universe.map(i, j)
-            if not there[name].bijective:
-                back[name] = universe.map(j, i)
         moments = bank.moments
         if moments is not None:
             moments = cut(moments, slice(p * count, (p + 1) * count), widths[i], widths[j])
@@ -62,9 +56,19 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
         pair = replace(
             bank,
             command="fit",
-            maps={FORWARD: there, BACKWARD: back},
+            maps=_maps_between(universes, i, j),
             pairs={FORWARD: pairs, BACKWARD: pairs},
             moments=moments,
             training=records_at(bank.training, list(range(i * count, (i + 1) * count))),
         )
         yield i, j, pair
+
+
+def _maps_between(universes: dict[str, Universe], i: int, j: int) -> dict[str, dict[str, Aligner]]:
+    """The maps from model i into j, and back where a map is no bijection: route -> name -> map."""
+    maps: dict[str, dict[str, Aligner]] = {FORWARD: {}, BACKWARD: {}}
+    for name, universe in universes.items():
+        maps[FORWARD][name] = universe.map(i, j)
+        if not maps[FORWARD][name].bijective:
+            maps[BACKWARD][name] = universe.map(j, i)
+    return maps
