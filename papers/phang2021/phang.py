@@ -1,6 +1,8 @@
 """Phang et al. 2021: CKA maps before and after fine-tuning and their clusters; models truncated and without spans."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,7 @@ from aligners.reports.report import Row
 from aligners.reports.study.contents import (
     Figure,
     HeatPanel,
+    Meaning,
     Series,
     Table,
     heat_panel,
@@ -29,157 +32,125 @@ AND = " and "
 HEADS = {"untuned": "untuned", "tuned": "tuned", "tuned_orig": "tuned, original model"}
 MAJORITY = "majority class"
 # The paper's comparisons, of models before (ORIG) and after fine-tuning (FT): layers of the first go up.
-COMPARISONS = _, FT_ORIG, FT, _ = ("ORIG–ORIG", "FT–ORIG", "FT–FT", "FT[1]–FT[2]")
+ORIG, FT_ORIG, FT, FT_FT = "ORIG–ORIG", "FT–ORIG", "FT–FT", "FT[1]–FT[2]"
+COMPARISONS = (ORIG, FT_ORIG, FT, FT_FT)
 TWO_BASES = "FT of two bases"
 Grid = NDArray[np.float64]
+
+# ---------------------------------------------------------------------- CKA of all layers
+
+
+class Map(NamedTuple):
+    """CKA of all layers.
+
+    Attributes:
+        comparison: which models it compares, of `COMPARISONS`.
+        panel: with the values.
+        models: number of models.
+    """
+
+    comparison: str
+    panel: HeatPanel
+    models: int
 
 
 def layer_maps(frames: Frames, name: str) -> Figure:
     """Figures 1, 2, 5 and 6: CKA of all layers, before and after fine-tuning, task by task."""
     maps = _maps(frames)
-    values = [{**row, "models": models} for _, panel, models in maps for row in _values(panel)]
-    return figure(name, [panel for _, panel, _ in maps], values, clusters=_clusters(maps))
+    values = list[Row]()
+    for each in maps:
+        for row in _values(each.panel):
+            values.append({**row, "models": each.models})
+    panels = [each.panel for each in maps]
+    return figure(name, panels, values, clusters=_clusters(maps))
 
 
 def between_bases(frames: Frames, name: str) -> Figure:
     """Figure 7: CKA of all layers of fine-tuned models of two bases, task by task."""
     frame = _ckas(frames)
-    frame = present(
-        frame[frame["comparison"] == TWO_BASES], "no CKA between fine-tuned models of two bases"
-    )
-    panels = []
+    frame = frame[frame["comparison"] == TWO_BASES]
+    present(frame, "no CKA between fine-tuned models of two bases")
+    panels, values = [], list[Row]()
     for place, part in by(frame, "task", "rows", "base"):
-        up, _, across = (place["base"] or f"one{AND}another").partition(AND)
+        base = place["base"] or f"one{AND}another"
+        up, across = base.split(AND)
         title = place_words(place["task"], kind_words(place["rows"]), place["base"])
         panels.append(heat_panel(title, _means(part), f"layer, {up}", f"layer, {across}"))
-    return figure(
-        name, panels, [row for panel in panels for row in _values(panel)], models=models_in(frame)
-    )
+        values += _values(panels[-1])
+    return figure(name, panels, values, models=models_in(frame))
 
 
 def clusters(frames: Frames, name: str) -> Table:
     """§3: where the layers fall into two clusters, and how distinct these are."""
-    rows = present(
-        _clusters(_maps(frames)), f"no map of at least {LEAST_LAYERS} layers against themselves"
-    )
+    rows = _clusters(_maps(frames))
+    present(rows, f"no map of at least {LEAST_LAYERS} layers against themselves")
     return table(name, rows, clusters=rows)
 
 
-def truncation(frames: Frames, name: str) -> Figure:
-    """Figure 3: the score of a head on the state of every layer, model by model and task by task."""
-    frame = _operated(frames, list(HEADS))
-    frame = frame.sort_values(
-        "condition", key=lambda heads: heads.map([*HEADS].index), kind="stable"
-    )
-    look = {head: (name, ("head", name)) for head, name in HEADS.items()}
-    means, lines = model_lines(frame, PLACE, "condition", "site", "score", look.__getitem__, 100)
-    panels = []
-    for panel, (_, part) in zip(lines, by(frame, *PLACE), strict=True):
-        floor = 100 * float(part["majority_score"].iloc[0])
-        majority = Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(panel.across))
-        panels.append(replace(panel, series=[majority, *panel.series]))
-    columns = {
-        "task": "task",
-        "base": "model",
-        "condition": "head",
-        "site": "site",
-        "mean": "score",
-    }
-    return figure(name, panels, [{new: row[old] for old, new in columns.items()} for row in means])
-
-
-def skipping(frames: Frames, name: str) -> Figure:
-    """Figure 4: the score without each span of layers, model by model and task by task."""
-    panels, values = [], list[Row]()
-    for place, part in by(_operated(frames, ["skip", "native"]), *PLACE):
-        spans = part[part["condition"] == "skip"].astype({"first": int, "last": int})
-        blocks = range(1, spans["last"].max() + 1)
-        means = 100 * spans.groupby(["first", "last"])["score"].mean()
-        whole = 100 * part.loc[part["condition"] == "native", "score"].mean()
-        title = f"{place_words(*place.values())} (whole: {whole:.1f})"
-        panels.append(heat_panel(title, means, "first block skipped", "last block skipped", blocks))
-        about = {"task": place["task"], "model": place["base"]}
-        values += [
-            {**about, "first": i, "last": j, "score": value} for (i, j), value in means.items()
-        ]
-    return figure(name, panels, values)
-
-
-def _operated(frames: Frames, kinds: list[str]) -> pd.DataFrame:
-    """Rows of surgery of some kinds, with the column `base`: all fine-tunings of a model together.
-
-    Raises:
-        Missing: there are no such rows.
-    """
-    frame = frames.of("surgery", "score", "condition")
-    frame = frame[
-        frame["condition"].isin(kinds) & frame["stage"].notna()
-    ]  # without means over models
-    present(frame, f"the rows of kind `surgery` have none of {', '.join(kinds)}")
-    return frame.assign(base=without_copy(frame["model"]))
-
-
-# ---------------------------------------------------------------------- CKA of all layers
+def _maps(frames: Frames) -> list[Map]:
+    """Every map that there is."""
+    maps = []
+    for place, part in by(_ckas(frames), "task", "rows", "base"):
+        title = place_words(place["task"], kind_words(place["rows"]), place["base"])
+        for comparison in COMPARISONS:
+            chosen = part[part["comparison"] == comparison]
+            layers = sorted(map(int, set(chosen["layer_x"]) & set(chosen["layer_y"])))
+            if not layers:
+                continue
+            up, across = comparison.split("–")
+            named = f"{title}, {comparison}" if title else comparison
+            means = _means(chosen)
+            panel = heat_panel(named, means, f"layer, {up}", f"layer, {across}", layers)
+            if comparison != FT_ORIG:
+                panel = replace(panel, cuts=two_clusters(panel.values))
+            maps.append(Map(comparison, panel, models_in(chosen)))
+    lacking = "no CKA of pretrained or fine-tuned models: the maps need cells of these stages"
+    return present(maps, lacking)
 
 
 def _ckas(frames: Frames) -> pd.DataFrame:
     """CKA of all layers, with the columns `comparison`, see `COMPARISONS`, and `base`: none, if many or equal."""
     frame = similarities(frames)
     frame = frame[frame["measure"] == "cka"]
-    stages, bases = (
-        frame[["stage_x", "stage_y"]],
-        [without_copy(frame[f"model_{side}"]) for side in "xy"],
-    )
-    before, after = ((stages == stage).all(axis=1) for stage in ("pretrained", "finetuned"))
-    both = stages.isin(("pretrained", "finetuned")).all(axis=1) & ~before & ~after
-    same, of_one_base = frame["model_x"] == frame["model_y"], bases[0] == bases[1]
-    held = [before & same, both & of_one_base, after & same, after & of_one_base, after]
-    comparison = np.select(held, [*COMPARISONS, TWO_BASES], "")
-    several = 1 < len(set(bases[0]) | set(bases[1])) <= MOST_BASES
-    named = bases[0].where(of_one_base, bases[0] + AND + bases[1])
-    return frame.assign(comparison=comparison, base=named if several else None)
+    x, y = without_copy(frame["model_x"]), without_copy(frame["model_y"])
+    count = len({*x, *y})
+    base = None
+    if 1 < count <= MOST_BASES:
+        base = x.where(x == y, x + AND + y)
+    return frame.assign(comparison=_comparisons(frame, x == y), base=base)
+
+
+def _comparisons(frame: pd.DataFrame, one_base: pd.Series) -> NDArray[np.str_]:
+    """Which comparison each row belongs to; empty: none."""
+    stages = frame[["stage_x", "stage_y"]]
+    before = (stages == "pretrained").all(axis=1)
+    after = (stages == "finetuned").all(axis=1)
+    trained = stages.isin(("pretrained", "finetuned")).all(axis=1)
+    same = frame["model_x"] == frame["model_y"]
+    cases = {
+        ORIG: before & same,
+        FT_ORIG: trained & ~before & ~after & one_base,
+        FT: after & same,
+        FT_FT: after & one_base,
+        TWO_BASES: after,
+    }
+    return np.select(list(cases.values()), list(cases), "")
 
 
 def _means(chosen: pd.DataFrame) -> pd.Series:
     """CKA by layer, mean over models or pairs; fine-tuned layers up where one of the two is the original."""
+    x, y = chosen["layer_x"].astype(int), chosen["layer_y"].astype(int)
     turned = (chosen["stage_x"] == "pretrained") & (chosen["stage_y"] == "finetuned")
-    up = chosen["layer_x"].where(~turned, chosen["layer_y"]).astype(int)
-    across = chosen["layer_y"].where(~turned, chosen["layer_x"]).astype(int)
+    up, across = x.where(~turned, y), y.where(~turned, x)
     return chosen["value"].groupby([up.rename("up"), across.rename("across")]).mean()
 
 
-def _maps(frames: Frames) -> list[tuple[str, HeatPanel, int]]:
-    """Every map that there is: which comparison it shows, its panel, and of how many models it is."""
-    maps = []
-    for place, part in by(_ckas(frames), "task", "rows", "base"):
-        for comparison in COMPARISONS:
-            chosen = part[part["comparison"] == comparison]
-            layers = sorted(int(layer) for layer in set(chosen["layer_x"]) & set(chosen["layer_y"]))
-            if layers:
-                title = place_words(
-                    place["task"], kind_words(place["rows"]), place["base"], comparison
-                )
-                up, across = (f"layer, {models}" for models in comparison.split("–"))
-                panel = heat_panel(title, _means(chosen), up, across, layers)
-                if comparison != FT_ORIG:
-                    panel = replace(panel, cuts=two_clusters(panel.values))
-                maps.append((comparison, panel, models_in(chosen)))
-    return present(
-        maps, "no CKA of pretrained or fine-tuned models: the maps need cells of these stages"
-    )
-
-
 def _values(panel: HeatPanel) -> list[Row]:
-    return [
-        {
-            "panel": panel.title,
-            "layer_up": int(up),
-            "layer_across": int(across),
-            "cka": float(panel.values[i, j]),
-        }
-        for i, up in enumerate(panel.rows)
-        for j, across in enumerate(panel.columns)
-    ]
+    values = list[Row]()
+    for (i, j), cka in np.ndenumerate(panel.values):
+        layers = {"layer_up": int(panel.rows[i]), "layer_across": int(panel.columns[j])}
+        values.append({"panel": panel.title, **layers, "cka": float(cka)})
+    return values
 
 
 def two_clusters(grid: Grid) -> list[int]:
@@ -193,44 +164,116 @@ def two_clusters(grid: Grid) -> list[int]:
     """
     if len(grid) < LEAST_LAYERS or not np.isfinite(grid).all():
         return []
-    return [int(place) for place in np.flatnonzero(np.diff(_labels(grid))) + 1]
+    changes = np.diff(_labels(grid))
+    return (np.flatnonzero(changes) + 1).tolist()
 
 
 def _labels(grid: Grid) -> NDArray[np.int64]:
+    """The cluster of each layer."""
     distance = 1 - np.clip((grid + grid.T) / 2, 0, 1)
     np.fill_diagonal(distance, 0)
-    return np.asarray(
-        fcluster(linkage(squareform(distance, checks=False), "average"), 2, "maxclust")
-    )
+    tree = linkage(squareform(distance, checks=False), "average")
+    return np.asarray(fcluster(tree, 2, "maxclust"))
 
 
-def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> list[Row]:
+def _clusters(maps: Sequence[Map]) -> list[Row]:
     """The clusters of each map of layers against themselves, and CKA within and between them."""
-    rows = []
+    rows = list[Row]()
     for comparison, panel, models in maps:
-        if comparison != FT_ORIG and len(panel.rows) >= LEAST_LAYERS:
-            grid, labels = panel.values, _labels(panel.values)
-            same = labels[:, None] == labels[None]
-            within, between = (
-                float(grid[same & ~np.eye(len(grid), dtype=bool)].mean()),
-                float(grid[~same].mean()),
-            )
-            layers = np.array(panel.rows, dtype=int)
-            parts = " | ".join(
-                _part(layers[labels == label].tolist()) for label in dict.fromkeys(labels)
-            )
-            means = {"within": within, "between": between, "contrast": within - between}
-            tuned = comparison == FT
-            rows.append(
-                {"panel": panel.title, "clusters": parts, **means, "models": models, "tuned": tuned}
-            )
+        if comparison == FT_ORIG or len(panel.rows) < LEAST_LAYERS:
+            continue
+        grid, labels = panel.values, _labels(panel.values)
+        same = labels[:, None] == labels[None]
+        itself = np.eye(len(grid), dtype=bool)
+        within = float(grid[same & ~itself].mean())
+        between = float(grid[~same].mean())
+        rows.append(
+            {
+                "panel": panel.title,
+                "clusters": _parts(labels, np.array(panel.rows, dtype=int)),
+                "within": within,
+                "between": between,
+                "contrast": within - between,
+                "models": models,
+                "tuned": comparison == FT,
+            }
+        )
     return rows
 
 
-def _part(layers: list[int]) -> str:
-    """`0–2`, or `0, 2, 3` where they are not neighbours."""
-    run = len(layers) > 1 and layers[-1] - layers[0] == len(layers) - 1
-    return f"{layers[0]}–{layers[-1]}" if run else ", ".join(map(str, layers))
+def _parts(labels: NDArray[np.int64], layers: NDArray[np.int64]) -> str:
+    """`0–2 | 3–5`; `0, 2, 3` of layers that are not neighbours."""
+    parts = []
+    for label in dict.fromkeys(labels):
+        own = layers[labels == label].tolist()
+        first, last = own[0], own[-1]
+        if len(own) > 1 and last - first == len(own) - 1:
+            parts.append(f"{first}–{last}")
+        else:
+            parts.append(", ".join(map(str, own)))
+    return " | ".join(parts)
+
+
+# ---------------------------------------------------------------------- surgery
+
+
+def truncation(frames: Frames, name: str) -> Figure:
+    """Figure 3: the score of a head on the state of every layer, model by model and task by task."""
+    frame = _operated(frames, list(HEADS))
+    order = frame["condition"].map(list(HEADS).index)
+    frame = frame.loc[order.sort_values(kind="stable").index]
+    means, lines = model_lines(frame, PLACE, "condition", "site", "score", _head, scale=100)
+    panels = []
+    for panel, (_, part) in zip(lines, by(frame, *PLACE), strict=True):
+        floor = 100 * float(part["majority_score"].iloc[0])
+        majority = Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(panel.across))
+        panels.append(replace(panel, series=[majority, *panel.series]))
+    values = []
+    for row in means:
+        values.append(
+            {
+                "task": row["task"],
+                "model": row["base"],
+                "head": row["condition"],
+                "site": row["site"],
+                "score": row["mean"],
+            }
+        )
+    return figure(name, panels, values)
+
+
+def _head(condition: str) -> tuple[str, Meaning]:
+    """Name and meaning of the line of a head."""
+    return HEADS[condition], ("head", HEADS[condition])
+
+
+def skipping(frames: Frames, name: str) -> Figure:
+    """Figure 4: the score without each span of layers, model by model and task by task."""
+    panels, values = [], list[Row]()
+    for place, part in by(_operated(frames, ["skip", "native"]), *PLACE):
+        whole = 100 * part.loc[part["condition"] == "native", "score"].mean()
+        title = f"{place_words(*place.values())} (whole: {whole:.1f})"
+        spans = part[part["condition"] == "skip"].astype({"first": int, "last": int})
+        means = 100 * spans.groupby(["first", "last"])["score"].mean()
+        blocks = range(1, spans["last"].max() + 1)
+        panels.append(heat_panel(title, means, "first block skipped", "last block skipped", blocks))
+        about = {"task": place["task"], "model": place["base"]}
+        for (first, last), score in means.items():
+            values.append({**about, "first": first, "last": last, "score": score})
+    return figure(name, panels, values)
+
+
+def _operated(frames: Frames, conditions: list[str]) -> pd.DataFrame:
+    """Rows of surgery of some kinds, with the column `base`: all fine-tunings of a model together.
+
+    Raises:
+        Missing: there are no such rows.
+    """
+    frame = frames.of("surgery", "score", "condition")
+    frame = frame[frame["condition"].isin(conditions)]
+    frame = frame[frame["stage"].notna()]  # without means over models
+    present(frame, f"the rows of kind `surgery` have none of {', '.join(conditions)}")
+    return frame.assign(base=without_copy(frame["model"]))
 
 
 register(__name__)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 
@@ -18,7 +17,7 @@ from aligners.reports.study.blocks import (
     entries_of,
     of_stages,
 )
-from aligners.reports.study.contents import Figure, Meaning, Table, model_lines
+from aligners.reports.study.contents import Figure, LinePanel, Meaning, Table, model_lines
 from aligners.reports.study.frames import STAGES, Frames, by, place_words, stage_words
 from aligners.reports.study.registry import register
 
@@ -26,6 +25,8 @@ BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models
 MOST_LINES = 8  # models with a line each; of more, groups have one
 STANDARDISED = "svcca_standardised"
 LOCALIZED = ("neuronsim", "svcca", STANDARDISED)
+
+# ---------------------------------------------------------------------- maps of all layers
 
 
 def untrained_map(frames: Frames, name: str) -> Figure:
@@ -39,12 +40,11 @@ def untrained_map(frames: Frames, name: str) -> Figure:
     frames.of("similarity", "untrained")
     panels = []
     for place, part in by(row_selection.of_one_stage(frame), "task", "stage"):
-        for column, label in (
-            ("value", stage_words(place["stage"]) or "trained"),
-            ("untrained", "untrained twins"),
-        ):
+        twins = part.assign(value=part["untrained"])
+        trained = stage_words(place["stage"]) or "trained"
+        for rows, label in ((part, trained), (twins, "untrained twins")):
             title = place_words(place["task"], label)
-            panels.append(block_panel(part.assign(value=part[column]), title, frames.groups))
+            panels.append(block_panel(rows, title, frames.groups))
     return replace(described_tables.figure(f"{name}_twins", panels), name=name)
 
 
@@ -56,12 +56,31 @@ def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
     """
     panels, values = [], list[Row]()
     for place, part in by(_of_one_base(frames, [measure]), "task", "base"):
-        panels.append(
-            block_panel(part, place_words(place["base"], f"texts of {place['task']}"), {})
-        )
+        title = place_words(place["base"], f"texts of {place['task']}")
+        panels.append(block_panel(part, title, {}))
         about = {"texts": place["task"], "model": place["base"], "measure": measure}
-        values += [{**about, **row} for row in block_values(part)]
+        for row in block_values(part):
+            values.append({**about, **row})
     return described_tables.figure(name, panels, values, measure=measure)
+
+
+def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+    """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
+    frame = row_selection.of_one_base(frames, measures)
+    lacking = f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
+    row_selection.present(frame[frame["stage_x"] != frame["stage_y"]], lacking)
+    x, y = _tuned_on(frame, "x"), _tuned_on(frame, "y")
+    return frame.assign(model_x=x, model_y=y, stage_x=None, stage_y=None)
+
+
+def _tuned_on(frame: pd.DataFrame, side: str) -> pd.Series:
+    """What each model was fine-tuned on, with the number of a further fine-tuning; `base` where it was not."""
+    number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")
+    tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
+    return tuned.where(frame[f"stage_{side}"] == "finetuned", "base")
+
+
+# ---------------------------------------------------------------------- localization
 
 
 def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
@@ -73,16 +92,13 @@ def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
         printed: as the notebooks released with the paper have it; see `_localizations`.
     """
     frame = row_selection.of_one_stage(of_stages(frames, LOCALIZED, STAGES))
-    scores, groups = _localizations(frame, ["task", "stage"], printed), frames.groups
+    scores = _localizations(frame, ["task", "stage"], printed)
+    groups = frames.groups
     models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
-    families = scores["model"].map(lambda model: groups.get(model, model))
+    families = pd.Series([groups.get(model, model) for model in scores["model"]], scores.index)
     lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
-    _, panels = model_lines(
-        lines, ["task", "stage"], "line", "layer", "localization", partial(_look, groups)
-    )
-    return described_tables.figure(
-        name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose="all models"
-    )
+    panels = _panels(lines, ["task", "stage"], "line", groups)
+    return _localized(name, scores, panels, frame, "all models")
 
 
 def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
@@ -98,51 +114,31 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
     """
     frame = _of_one_base(frames, LOCALIZED)
     scores = _localizations(frame, ["task", "base"], printed)
-    _, panels = model_lines(
-        scores, ["base", "task"], "model", "layer", "localization", partial(_look, {})
-    )
-    whose = "the model (base) and of its fine-tunings"
-    return described_tables.figure(
-        name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose=whose
-    )
+    panels = _panels(scores, ["base", "task"], "model", {})
+    return _localized(name, scores, panels, frame, "the model (base) and of its fine-tunings")
 
 
-def freezing(frames: Frames, name: str) -> Table:
-    """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
-    frame = frames.of("finetune", "score", "variant")
-    frozen = set(frame["variant"]) != {"none"}
-    metric = described_tables.printed_metric(name, frame)
-    rows = []
-    for place, part in by(frame, "base", "variant", "task"):
-        scores = 100 * part["score"].dropna()
-        row: Row = {**place, "variant": place["variant"] if frozen else None}
-        row |= {"score": scores.mean(), "seeds": len(scores)}
-        row["sd"] = scores.std() if len(scores) > 1 else None
-        for column in metric:
-            row[column] = 100 * part[column].mean()
-        family = BASES.search(str(place["base"]).lower())
-        same = {"model": family and family[1], "variant": place["variant"]}
-        printed = described_tables.paper_value(
-            name, described_tables.plain(place["task"] or ""), **same
-        )
-        row["paper"] = printed and printed.mean
-        rows.append(row)
-    return described_tables.table(name, rows, frozen=frozen)
+def _panels(
+    scores: pd.DataFrame, places: Sequence[str], line: str, groups: Mapping[str, str]
+) -> list[LinePanel]:
+    """Lines over layers; that of a model has the colour of its family."""
+
+    def look(name: str) -> tuple[str, Meaning]:
+        if name in groups.values():
+            return name, ("group", name)
+        if name in groups:
+            return name, ("group", groups[name])
+        return name, ("model", name)
+
+    return model_lines(scores, places, line, "layer", "localization", look)[1]
 
 
-def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
-    """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
-    frame = row_selection.of_one_base(frames, measures)
-    lacking = f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
-    row_selection.present(frame[frame["stage_x"] != frame["stage_y"]], lacking)
-    named = {}
-    for side in "xy":
-        number = (
-            frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")
-        )  # of a further fine-tuning
-        tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
-        named[f"model_{side}"] = tuned.where(frame[f"stage_{side}"] == "finetuned", "base")
-    return frame.assign(**named, stage_x=None, stage_y=None)
+def _localized(
+    name: str, scores: pd.DataFrame, panels: Sequence[LinePanel], frame: pd.DataFrame, whose: str
+) -> Figure:
+    values = scores.to_dict("records")
+    measures = set(frame["measure"])
+    return described_tables.figure(name, panels, values, measures=measures, whose=whose)
 
 
 def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) -> pd.DataFrame:
@@ -162,30 +158,64 @@ def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) ->
     """
     parts = []
     for place, part in by(frame, *places):
-        subspace = STANDARDISED if printed and STANDARDISED in set(part["measure"]) else "svcca"
-        neurons, subspaces = (
-            entries_of(part[part["measure"] == name]) for name in ("neuronsim", subspace)
-        )
-        both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
-        other = (both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])
-        layer = ["model_b", "layer_b"] if printed else ["model_a", "layer_a"]
-        values = both[["value", "value_svcca"]].where(other)
-        means = values.groupby([both[name] for name in layer], sort=False).mean().dropna()
-        means = (means - means.mean()) / means.std() if printed else means
-        scores = (
-            (means["value"] - means["value_svcca"])
-            .rename_axis(["model", "layer"])
-            .rename("localization")
-        )
+        means = _means_over_others(part, printed)
+        if printed:
+            means = (means - means.mean()) / means.std()
+        scores = means["value"] - means["value_svcca"]
+        scores = scores.rename_axis(["model", "layer"]).rename("localization")
         parts.append(scores.reset_index().assign(**place))
     lacking = "localization needs both `neuronsim` and `svcca` of the same pairs of models"
     return row_selection.present(pd.concat(parts, ignore_index=True), lacking)
 
 
-def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:
-    """Name and meaning of the line of a model, which has the colour of its family, or of a family."""
-    family = name if name in groups.values() else groups.get(name)
-    return name, ("model", name) if family is None else ("group", family)
+def _means_over_others(part: pd.DataFrame, printed: bool) -> pd.DataFrame:
+    """For each layer the mean similarity to all others, or of all others to it, by both measures."""
+    subspaces, layer = "svcca", ["model_a", "layer_a"]
+    if printed:
+        layer = ["model_b", "layer_b"]
+        if STANDARDISED in set(part["measure"]):
+            subspaces = STANDARDISED
+    by_neurons = entries_of(part[part["measure"] == "neuronsim"])
+    by_subspaces = entries_of(part[part["measure"] == subspaces])
+    both = by_neurons.merge(by_subspaces, on=[*A, *B], suffixes=("", "_svcca"))
+    same = (both["model_a"] == both["model_b"]) & (both["layer_a"] == both["layer_b"])
+    values = ["value", "value_svcca"]
+    both[values] = both[values].mask(same)
+    return both.groupby(layer, sort=False)[values].mean().dropna()
+
+
+# ---------------------------------------------------------------------- frozen layers
+
+
+def freezing(frames: Frames, name: str) -> Table:
+    """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
+    frame = frames.of("finetune", "score", "variant")
+    frozen = set(frame["variant"]) != {"none"}
+    metric = described_tables.printed_metric(name, frame)
+    rows = []
+    for place, part in by(frame, "base", "variant", "task"):
+        scores = 100 * part["score"].dropna()
+        row: Row = {
+            **place,
+            "variant": place["variant"] if frozen else None,
+            "score": scores.mean(),
+            "seeds": len(scores),
+            "sd": scores.std() if len(scores) > 1 else None,
+        }
+        for column in metric:
+            row[column] = 100 * part[column].mean()
+        row["paper"] = _printed(name, place)
+        rows.append(row)
+    return described_tables.table(name, rows, frozen=frozen)
+
+
+def _printed(name: str, place: Row) -> float | None:
+    """The paper's score of the same model, variant and task."""
+    family = BASES.search(str(place["base"]).lower())
+    where = {"model": family and family[1], "variant": place["variant"]}
+    task = described_tables.plain(place["task"] or "")
+    printed = described_tables.paper_value(name, task, **where)
+    return printed and printed.mean
 
 
 register(__name__)
