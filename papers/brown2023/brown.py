@@ -1,15 +1,14 @@
 """Brown et al. 2023: CKA, stitching and angular distance between groups of models."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 import torch
+from pandas import DataFrame
 
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.reports.report import Row
 from aligners.reports.study import described_tables, row_selection
 from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
-from aligners.reports.study.frames import Frames, Missing, by, place_words
+from aligners.reports.study.frames import Frames, Groups, Missing, Names, by, place_words
 from aligners.reports.study.registry import register
 from aligners.reports.study.statistics import bases_of, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
@@ -37,7 +36,7 @@ def cka_by_layer(frames: Frames, name: str) -> Figure:
     return described_tables.figure(name, panels, values, measure=measure)
 
 
-def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:
+def _cka(frames: Frames, measures: Names) -> tuple[DataFrame, str]:
     """Matching layers of different models of one depth, by the first measure there is, and as printed.
 
     With the columns `layer`, `groups` and `definition`, the measure, which is missing where it is the only one.
@@ -63,7 +62,7 @@ def _look(groups: str) -> tuple[str, Meaning]:
     return groups.replace("-to-", " → "), ("group", groups.replace("-to-", " and "))
 
 
-def _kinds(line: pd.DataFrame, groups: dict[str, str]) -> dict[str, str] | None:
+def _kinds(line: DataFrame, groups: Groups) -> dict[str, str] | None:
     """Model -> group, in the order of the rows; None unless every model has one."""
     kinds = {}
     for model in [*line["model_x"], *line["model_y"]]:
@@ -110,7 +109,7 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
     return rows, tests
 
 
-def _distances(frames: Frames) -> pd.DataFrame:
+def _distances(frames: Frames) -> DataFrame:
     """Angular distance of each pair of models of one depth, from linear CKA."""
     frame, _ = _cka(frames, CKAS[::-1])
     depths = dict[str, int]()
@@ -124,10 +123,10 @@ def _distances(frames: Frames) -> pd.DataFrame:
             continue
         row = {**place, "groups": part["groups"].iloc[0], "distance": _distance(part)}
         rows.append({**row, **part.filter(["base_x", "base_y"]).iloc[0]})
-    return pd.DataFrame(row_selection.present(rows, "no two models of one depth were compared"))
+    return DataFrame(row_selection.present(rows, "no two models of one depth were compared"))
 
 
-def _distance(part: pd.DataFrame) -> float:
+def _distance(part: DataFrame) -> float:
     """The angular distance of two models, from their CKA at each layer; above 1 counts as 1."""
     means = part.groupby("layer")["value"].mean().to_numpy(dtype=float)
     values = torch.tensor(means, dtype=torch.float64).clamp(max=1)
@@ -168,7 +167,7 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     return described_tables.figure(name, panels, values, column=column, untrained=untrained)
 
 
-def _members(part: pd.DataFrame, groups: dict[str, str]) -> dict[str, list[str]]:
+def _members(part: DataFrame, groups: Groups) -> dict[str, list[str]]:
     """Group -> its models; empty unless every model has a group."""
     members: dict[str, list[str]] = {}
     for model, group in (_kinds(part, groups) or {}).items():

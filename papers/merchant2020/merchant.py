@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import pandas as pd
+from pandas import DataFrame
 
 from aligners.errors import finite
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Meaning, Table, look_of_stage, model_lines
 from aligners.reports.study.described_tables import figure, paper_value, plain, table
-from aligners.reports.study.frames import Frames, Missing, by
+from aligners.reports.study.frames import Frames, Missing, Part, by
 from aligners.reports.study.registry import register
 from aligners.reports.study.row_selection import of_one_base, present, without_copy
 from aligners.reports.study.statistics import Estimate
@@ -37,14 +38,14 @@ def mixed_layers(frames: Frames, name: str) -> Table:
     return table(name, rows, changes=changes)
 
 
-def _lexical(part: pd.DataFrame) -> float | None:
+def _lexical(part: DataFrame) -> float | None:
     """The score of the embeddings alone, before fine-tuning."""
     embeddings = (part["source"] == "model") & (part["site"] == 0)
     scores = part.loc[embeddings & (part["stage"] == BASE), "score"]
     return finite(scores.mean())
 
 
-def _printed(name: str, own: pd.DataFrame, place: Row) -> Row:
+def _printed(name: str, own: DataFrame, place: Row) -> Row:
     """The paper's F1 of the same model, probed on the same corpus, and its change by the same fine-tuning."""
     first = own.iloc[0]
     where = {"model": place["base"], "probed": first["what"], "corpus": first["text"]}
@@ -117,7 +118,7 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
 # ---------------------------------------------------------------------- rows of probes
 
 
-def _probed(frames: Frames) -> pd.DataFrame:
+def _probed(frames: Frames) -> DataFrame:
     """Scores in hundredths of the model's and its twin's probes, with what `_before_and_after` adds."""
     frame = frames.of("probing", "score", "probed")
     frame = _before_and_after(frame[frame["score"].notna()])
@@ -129,7 +130,7 @@ def _probed(frames: Frames) -> pd.DataFrame:
     return frame
 
 
-def _before_and_after(frame: pd.DataFrame) -> pd.DataFrame:
+def _before_and_after(frame: DataFrame) -> DataFrame:
     """Rows of models that were probed both before and after fine-tuning, and of their twins, with `base` and `text`.
 
     `text` is the file of the sentences, such as en_ewt of data/en_ewt-ud-train.conllu; where several have one task,
@@ -161,7 +162,7 @@ def _before_and_after(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(kept).sort_index() if kept else frame.iloc[:0]
 
 
-def _for_each_task(frame: pd.DataFrame) -> pd.DataFrame:
+def _for_each_task(frame: DataFrame) -> DataFrame:
     """Rows before fine-tuning count for each task.
 
     A model that is read on the same texts for several tasks is probed once before it is fine-tuned.
@@ -177,7 +178,7 @@ def _for_each_task(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame, added], ignore_index=True)
 
 
-def _compared(line: pd.DataFrame, column: str = "score") -> Row:
+def _compared(line: DataFrame, column: str = "score") -> Row:
     """Values before and after fine-tuning, what it changed, and the value of the twin with fresh random weights."""
     own = line[line["source"] == "model"]
     before = own.loc[own["stage"] == BASE, column].mean()
@@ -194,9 +195,9 @@ def _compared(line: pd.DataFrame, column: str = "score") -> Row:
     }
 
 
-def _changed(rows: Sequence[Row]) -> list[tuple[Row, pd.DataFrame]]:
+def _changed(rows: Sequence[Row]) -> list[Part]:
     """Rows whose change is known, by task and by what is probed."""
-    known = pd.DataFrame(rows).dropna(subset=["change"]).astype({"change": float})
+    known = DataFrame(rows).dropna(subset=["change"]).astype({"change": float})
     return by(known, "task", "probed")
 
 
@@ -234,7 +235,7 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
     return figure(name, panels, means, last=last, tunings=frame["model"].nunique())
 
 
-def _rsa(frames: Frames) -> pd.DataFrame:
+def _rsa(frames: Frames) -> DataFrame:
     """RSA of fine-tuned models with their bases at the same layer, by `model`, what it was `tuned` on, and `text`.
 
     `outside` says whether a text is that of no task.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
@@ -108,7 +109,7 @@ def _maps(frames: Frames) -> list[Map]:
     return present(maps, lacking)
 
 
-def _ckas(frames: Frames) -> pd.DataFrame:
+def _ckas(frames: Frames) -> DataFrame:
     """CKA of all layers, with the columns `comparison`, see `COMPARISONS`, and `base`: none, if many or equal."""
     frame = similarities(frames)
     frame = frame[frame["measure"] == "cka"]
@@ -120,7 +121,7 @@ def _ckas(frames: Frames) -> pd.DataFrame:
     return frame.assign(comparison=_comparisons(frame, x == y), base=base)
 
 
-def _comparisons(frame: pd.DataFrame, one_base: pd.Series) -> NDArray[np.str_]:
+def _comparisons(frame: DataFrame, one_base: pd.Series) -> NDArray[np.str_]:
     """Which comparison each row belongs to; empty: none."""
     stages = frame[["stage_x", "stage_y"]]
     before = (stages == "pretrained").all(axis=1)
@@ -137,7 +138,7 @@ def _comparisons(frame: pd.DataFrame, one_base: pd.Series) -> NDArray[np.str_]:
     return np.select(list(cases.values()), list(cases), "")
 
 
-def _means(chosen: pd.DataFrame) -> pd.Series:
+def _means(chosen: DataFrame) -> pd.Series:
     """CKA by layer, mean over models or pairs; fine-tuned layers up where one of the two is the original."""
     x, y = chosen["layer_x"].astype(int), chosen["layer_y"].astype(int)
     turned = (chosen["stage_x"] == "pretrained") & (chosen["stage_y"] == "finetuned")
@@ -263,7 +264,7 @@ def skipping(frames: Frames, name: str) -> Figure:
     return figure(name, panels, values)
 
 
-def _operated(frames: Frames, conditions: list[str]) -> pd.DataFrame:
+def _operated(frames: Frames, conditions: list[str]) -> DataFrame:
     """Rows of surgery of some kinds, with the column `base`: all fine-tunings of a model together.
 
     Raises:

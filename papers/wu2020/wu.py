@@ -1,10 +1,11 @@
 """Wu et al. 2020: untrained models, localization, fine-tuned models beside their bases, freezing."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
+from pandas import DataFrame
 
 from aligners.reports.report import Row
 from aligners.reports.study import described_tables, row_selection
@@ -18,7 +19,15 @@ from aligners.reports.study.blocks import (
     of_stages,
 )
 from aligners.reports.study.contents import Figure, LinePanel, Meaning, Table, model_lines
-from aligners.reports.study.frames import STAGES, Frames, by, place_words, stage_words
+from aligners.reports.study.frames import (
+    STAGES,
+    Frames,
+    Groups,
+    Names,
+    by,
+    place_words,
+    stage_words,
+)
 from aligners.reports.study.registry import register
 
 BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
@@ -64,7 +73,7 @@ def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
     return described_tables.figure(name, panels, values, measure=measure)
 
 
-def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+def _of_one_base(frames: Frames, measures: Names) -> DataFrame:
     """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
     frame = row_selection.of_one_base(frames, measures)
     lacking = f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
@@ -73,7 +82,7 @@ def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
     return frame.assign(model_x=x, model_y=y, stage_x=None, stage_y=None)
 
 
-def _tuned_on(frame: pd.DataFrame, side: str) -> pd.Series:
+def _tuned_on(frame: DataFrame, side: str) -> pd.Series:
     """What each model was fine-tuned on, with the number of a further fine-tuning; `base` where it was not."""
     number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")
     tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
@@ -118,9 +127,7 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
     return _localized(name, scores, panels, frame, "the model (base) and of its fine-tunings")
 
 
-def _panels(
-    scores: pd.DataFrame, places: Sequence[str], line: str, groups: Mapping[str, str]
-) -> list[LinePanel]:
+def _panels(scores: DataFrame, places: Names, line: str, groups: Groups) -> list[LinePanel]:
     """Lines over layers; that of a model has the colour of its family."""
 
     def look(name: str) -> tuple[str, Meaning]:
@@ -134,14 +141,14 @@ def _panels(
 
 
 def _localized(
-    name: str, scores: pd.DataFrame, panels: Sequence[LinePanel], frame: pd.DataFrame, whose: str
+    name: str, scores: DataFrame, panels: Sequence[LinePanel], frame: DataFrame, whose: str
 ) -> Figure:
     values = scores.to_dict("records")
     measures = set(frame["measure"])
     return described_tables.figure(name, panels, values, measures=measures, whose=whose)
 
 
-def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) -> pd.DataFrame:
+def _localizations(frame: DataFrame, places: Names, printed: bool) -> DataFrame:
     """Model, layer and score of each layer, over all layers that both measures compared it with.
 
     Ours is what §5.1 says: the mean similarity of the layer *to* all others, by `neuronsim` less by `svcca`. The
@@ -168,7 +175,7 @@ def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) ->
     return row_selection.present(pd.concat(parts, ignore_index=True), lacking)
 
 
-def _means_over_others(part: pd.DataFrame, printed: bool) -> pd.DataFrame:
+def _means_over_others(part: DataFrame, printed: bool) -> DataFrame:
     """For each layer the mean similarity to all others, or of all others to it, by both measures."""
     subspaces, layer = "svcca", ["model_a", "layer_a"]
     if printed:

@@ -1,13 +1,24 @@
 """All layers of all models, a block for each pair of models."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
+from pandas import DataFrame
 
 from aligners.reports.report import Row
 from aligners.reports.study import described_tables, row_selection
 from aligners.reports.study.contents import Figure, HeatPanel
-from aligners.reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
+from aligners.reports.study.frames import (
+    STAGES,
+    Frames,
+    Groups,
+    Names,
+    Part,
+    by,
+    in_order,
+    place_words,
+    stage_words,
+)
 
 TUNING = ("pretrained", "finetuned")
 END = ["model", "stage", "layer"]
@@ -15,9 +26,7 @@ X, Y = ([f"{name}_{side}" for name in END] for side in "xy")
 A, B = ([f"{name}_{side}" for name in END] for side in "ab")
 
 
-def block_map(
-    frames: Frames, name: str, measures: Sequence[str], stages: Sequence[str] = STAGES
-) -> Figure:
+def block_map(frames: Frames, name: str, measures: Names, stages: Names = STAGES) -> Figure:
     """Every layer of every model against every other, a panel for each measure.
 
     Args:
@@ -51,7 +60,7 @@ def block_map(
     )
 
 
-def _of_panels(frame: pd.DataFrame) -> Iterator[tuple[Row, pd.DataFrame]]:
+def _of_panels(frame: DataFrame) -> Iterator[Part]:
     """The rows of each task and measure; stage by stage where no stages were compared."""
     for place, group in by(frame, "task", "measure"):
         if _are_crossed(group):
@@ -61,18 +70,18 @@ def _of_panels(frame: pd.DataFrame) -> Iterator[tuple[Row, pd.DataFrame]]:
             yield place, part
 
 
-def _are_crossed(frame: pd.DataFrame) -> bool:
+def _are_crossed(frame: DataFrame) -> bool:
     """Whether models of different stages were compared."""
     return len(row_selection.of_one_stage(frame)) < len(frame)
 
 
-def _only_stage(frame: pd.DataFrame) -> str | None:
+def _only_stage(frame: DataFrame) -> str | None:
     """The stage of all models, if there is one."""
     stages = {*frame["stage_x"].dropna(), *frame["stage_y"].dropna()}
     return stages.pop() if len(stages) == 1 else None
 
 
-def of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -> pd.DataFrame:
+def of_stages(frames: Frames, measures: Names, stages: Names) -> DataFrame:
     """Similarities of models that are both of some stages, or of none; by measure, in the order that is asked for."""
     frame = row_selection.similarities(frames, measures)
     ends = frame[["stage_x", "stage_y"]]
@@ -84,9 +93,9 @@ def of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) ->
     return frame.loc[order.sort_values(kind="stable").index]
 
 
-def _families(values: Sequence[Row], groups: Mapping[str, str]) -> list[Row]:
+def _families(values: Sequence[Row], groups: Groups) -> list[Row]:
     """The mean of each measure within and between families, where there are both."""
-    frame = pd.DataFrame(values)
+    frame = DataFrame(values)
     a = frame["model_a"].map(groups.get)
     b = frame["model_b"].map(groups.get)
     known = a.notna() & b.notna()
@@ -101,7 +110,7 @@ def _families(values: Sequence[Row], groups: Mapping[str, str]) -> list[Row]:
     return alike
 
 
-def entries_of(frame: pd.DataFrame) -> pd.DataFrame:
+def entries_of(frame: DataFrame) -> DataFrame:
     """The similarity of each layer a to each layer b, whichever of them was X.
 
     Args:
@@ -121,7 +130,7 @@ def entries_of(frame: pd.DataFrame) -> pd.DataFrame:
     return pairs["value"].mean()
 
 
-def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> HeatPanel:
+def block_panel(frame: DataFrame, title: str, groups: Groups) -> HeatPanel:
     """Draw up the map of all models.
 
     Args:
@@ -154,7 +163,7 @@ def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> H
     )
 
 
-def _layers_of(entries: pd.DataFrame) -> dict[tuple[str, str], list[int]]:
+def _layers_of(entries: DataFrame) -> dict[tuple[str, str], list[int]]:
     """(model, stage) -> its layers, in order of appearance."""
     a = entries[A].set_axis(END, axis=1)
     b = entries[B].set_axis(END, axis=1)
@@ -165,9 +174,7 @@ def _layers_of(entries: pd.DataFrame) -> dict[tuple[str, str], list[int]]:
     return layers
 
 
-def _side_by_side(
-    models: Sequence[tuple[str, str]], groups: Mapping[str, str]
-) -> list[tuple[str, str]]:
+def _side_by_side(models: Sequence[tuple[str, str]], groups: Groups) -> list[tuple[str, str]]:
     """(model, stage) by stage, and within a stage by family."""
     stages = in_order([stage for _, stage in models])
     families = [None, *groups.values()]
@@ -179,7 +186,7 @@ def _side_by_side(
     return sorted(models, key=order)
 
 
-def block_values(frame: pd.DataFrame) -> list[Row]:
+def block_values(frame: DataFrame) -> list[Row]:
     """The mean of every block: of each model with each, a layer with itself left out."""
     entries = entries_of(frame)
     same = entries[A].to_numpy() == entries[B].to_numpy()

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from aligners.reports.report import Row
-from aligners.reports.study.frames import by, place_words, stage_words
+from aligners.reports.study.frames import Names, by, place_words, stage_words
 
 Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
 Look = Callable[[Any], tuple[str, Meaning]]  # value that tells series apart -> name and meaning
@@ -166,8 +167,8 @@ def look_of_stage(stage: str | None, of_none: str = "all pairs") -> tuple[str, M
 
 
 def model_lines(
-    frame: pd.DataFrame,
-    places: Sequence[str],
+    frame: DataFrame,
+    places: Names,
     line: str,
     across: str,
     value: str,
@@ -198,17 +199,17 @@ def model_lines(
     return rows, line_panels(rows, places, line, across, look)
 
 
-def _means(part: pd.DataFrame, across: str, value: str) -> pd.DataFrame:
+def _means(part: DataFrame, across: str, value: str) -> DataFrame:
     """Columns `mean`, `low` and `high` of one line, by place across."""
     at = part.groupby(across)
     low, high = at[value].min(), at[value].max()
     if part["model"].nunique() == 1 and f"{value}_low" in part.columns:
         low, high = at[f"{value}_low"].mean(), at[f"{value}_high"].mean()
-    return pd.DataFrame({"mean": at[value].mean(), "low": low, "high": high})
+    return DataFrame({"mean": at[value].mean(), "low": low, "high": high})
 
 
 def line_panels(
-    rows: Sequence[Row], places: Sequence[str], line: str, across: str, look: Look
+    rows: Sequence[Row], places: Names, line: str, across: str, look: Look
 ) -> list[LinePanel]:
     """Make a panel for each place, and in it lines over numbers.
 
@@ -220,7 +221,7 @@ def line_panels(
         look: from a value of `line` to the line's name and meaning.
     """
     panels = []
-    for place, panel in by(pd.DataFrame(rows), *places):
+    for place, panel in by(DataFrame(rows), *places):
         ticks = sorted(panel[across].unique())
         lines = list[Series]()
         for name, part in by(panel, line):
@@ -236,12 +237,7 @@ def line_panels(
 
 
 def box_panel(
-    title: str,
-    boxes: pd.DataFrame,
-    line: str,
-    across: str,
-    names: Sequence[str],
-    look: Look = look_of_stage,
+    title: str, boxes: DataFrame, line: str, across: str, names: Names, look: Look = look_of_stage
 ) -> BoxPanel:
     """Make a panel of boxes over pairs of models.
 

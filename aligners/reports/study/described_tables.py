@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, StrictUndefined
+from pandas import DataFrame
 
 from aligners.errors import UserError, check_known
 from aligners.files.yaml_tables import table_beside
@@ -155,7 +155,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
+def printed_metric(table: str, frame: DataFrame) -> list[str]:
     """The metric of the printed numbers, if rows have it beside another score; none if it is their score.
 
     Args:

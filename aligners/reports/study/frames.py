@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from pandas import DataFrame
 
 from aligners.fitting.training_status import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
 from aligners.reports.study.printed import beside
 
+Names = Sequence[str]
+Groups = Mapping[str, str]  # model -> its group
+Part = tuple[dict[str, Any], DataFrame]  # the values of columns, and their rows
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
@@ -50,7 +54,7 @@ class Frames:
         groups: model -> its group, of all models that have one.
     """
 
-    def __init__(self, collected: Mapping[str, pd.DataFrame]) -> None:
+    def __init__(self, collected: Mapping[str, DataFrame]) -> None:
         frames = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
         models = list[str]()
         for frame in frames.values():
@@ -63,7 +67,7 @@ class Frames:
         self._collected = frames
         self.groups = _groups(frames.values())
 
-    def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
+    def of(self, kind: str, *columns: str, other_tasks: bool = False) -> DataFrame:
         """The rows of a kind.
 
         Args:
@@ -89,7 +93,7 @@ class Frames:
             raise Missing(f"the rows of kind `{kind}` have no {', '.join(lacking)}")
         return frame
 
-    def errors(self, component: str = STATES) -> pd.DataFrame:
+    def errors(self, component: str = STATES) -> DataFrame:
         """Errors of maps between models, by site pair, with the column `held_out`.
 
         Those of states are of `inject`, on texts that nothing was fitted on. Where a study has none, they are those of
@@ -115,7 +119,7 @@ class Frames:
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
 
-def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_keys(frame: DataFrame) -> DataFrame:
     """Add the columns of `EVERYWHERE` that are not there; maps that stand beside others are columns of these."""
     added = {name: None for name in EVERYWHERE if name not in frame.columns}
     frame = frame.assign(**added)
@@ -140,7 +144,7 @@ def _groups(frames: Any) -> dict[str, str]:
     return groups
 
 
-def by(frame: pd.DataFrame, *keys: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+def by(frame: DataFrame, *keys: str) -> list[Part]:
     """Split rows by the values of columns: these by column, None where missing, and the rows; see `in_order`."""
     parts = []
     for values, rows in frame.groupby(list(keys), sort=False, dropna=False):
@@ -150,7 +154,7 @@ def by(frame: pd.DataFrame, *keys: str) -> list[tuple[dict[str, Any], pd.DataFra
         parts.append((place, rows))
     orders = {key: in_order([place[key] for place, _ in parts]) for key in keys}
 
-    def order(part: tuple[dict[str, Any], pd.DataFrame]) -> list[int]:
+    def order(part: Part) -> list[int]:
         return [orders[key].index(value) for key, value in part[0].items()]
 
     return sorted(parts, key=order)

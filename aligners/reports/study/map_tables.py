@@ -2,14 +2,22 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
+from pandas import DataFrame
 
 from aligners.fitting.training_status import MARK
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, grouped
 from aligners.reports.study import described_tables, row_selection
 from aligners.reports.study.contents import Figure, Panel, Table, box_panel
-from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words, stage_words
+from aligners.reports.study.frames import (
+    STATES,
+    Frames,
+    Names,
+    by,
+    kind_words,
+    place_words,
+    stage_words,
+)
 from aligners.reports.study.statistics import (
     Difference,
     bases_of,
@@ -69,14 +77,14 @@ def alignment(frames: Frames, name: str) -> Table:
     return described_tables.table(name, rows, closest=closest, **about)
 
 
-def map_row(place: Row, own: pd.DataFrame, quantities: Sequence[str]) -> Row:
+def map_row(place: Row, own: DataFrame, quantities: Names) -> Row:
     """A map's place and role, and the means of quantities."""
     row = {**place, "role": own["role"].iloc[0]}
     row |= row_selection.map_cells(place["method"], own)
     return row | row_selection.estimates(own, quantities)
 
 
-def printed_of(name: str, quantity: str, place: Row, methods: Sequence[str]) -> object:
+def printed_of(name: str, quantity: str, place: Row, methods: Names) -> object:
     """The number that a paper printed for a map and, where there are some, its task.
 
     Args:
@@ -96,7 +104,7 @@ def closest_maps(rows: Sequence[Row], *keys: str) -> list[Row]:
         if row["compared"] and row["mse"] and row["role"] != "floor":
             maps.append(row | row["mse"]._asdict())
     winners = list[Row]()
-    for place, here in by(pd.DataFrame(maps), *keys) if maps else ():
+    for place, here in by(DataFrame(maps), *keys) if maps else ():
         closest = here.loc[here["mean"].idxmin()]
         linear = here.loc[here["method"] == "linear", "mean"].tolist()
         beside = None
@@ -125,7 +133,7 @@ def alignment_tests(frames: Frames, name: str) -> Table:
     return described_tables.table(name, rows, tests=len(rows))
 
 
-def _tests(group: pd.DataFrame) -> dict[str, Difference]:
+def _tests(group: DataFrame) -> dict[str, Difference]:
     """The tests of the maps at one place: `method − reference` -> test."""
     means = {}
     for at, part in by(group, "method"):
@@ -236,23 +244,23 @@ def errors_by_layer(
     )
 
 
-def _with_layer(errors: pd.DataFrame) -> pd.DataFrame:
+def _with_layer(errors: DataFrame) -> DataFrame:
     """The rows that have sites, with the column `layer`, which names them."""
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
     pairs = zip(sited["site_x"], sited["site_y"], strict=True)
     return sited.assign(layer=[site_name(pair) for pair in pairs])
 
 
-def _boxes(line: pd.DataFrame, column: str) -> pd.DataFrame:
+def _boxes(line: DataFrame, column: str) -> DataFrame:
     """The error of each pair of models at each stage and layer."""
     boxes = []
     for at, part in by(line, "stage", "layer"):
         for value in pair_means(part, column).dropna():
             boxes.append({**at, "value": value})
-    return pd.DataFrame(boxes, columns=["stage", "layer", "value"])
+    return DataFrame(boxes, columns=["stage", "layer", "value"])
 
 
-def _means(line: pd.DataFrame, column: str) -> list[Row]:
+def _means(line: DataFrame, column: str) -> list[Row]:
     """The mean error over pairs of models at each stage and layer."""
     means = []
     for at, part in by(line, "stage", "layer"):
@@ -262,7 +270,7 @@ def _means(line: pd.DataFrame, column: str) -> list[Row]:
     return means
 
 
-def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> list[str]:
+def shown_methods(frame: DataFrame, column: str, most: int = len(SHOWN)) -> list[str]:
     """The maps that figures show: an invertible network, linear, a free network, and whatever trained map is closest.
 
     Args:
@@ -283,7 +291,7 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     return list(dict.fromkeys([*shown, *closest]))
 
 
-def _left_out(errors: pd.DataFrame, values: Sequence[Row]) -> list[str]:
+def _left_out(errors: DataFrame, values: Sequence[Row]) -> list[str]:
     """The maps that are not drawn."""
     drawn = {row["method"].rstrip(MARK) for row in values}
     maps = errors.loc[errors["role"] == "method", "method"].unique()
@@ -295,7 +303,7 @@ def _trend(values: Sequence[Row]) -> Row | None:
     known = [row for row in values if row["compared"]]
     if not known:
         return None
-    place, of_map = by(pd.DataFrame(known), "task", "rows", "method")[0]
+    place, of_map = by(DataFrame(known), "task", "rows", "method")[0]
     lines = []
     for at, line in by(of_map, "stage"):
         first, last = line.iloc[[0, -1]].to_dict("records")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.training_status import is_trained
@@ -39,7 +39,7 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return added
 
 
-def beside(frame: pd.DataFrame) -> pd.DataFrame:
+def beside(frame: DataFrame) -> DataFrame:
     """Rows of our maps, with the errors and scores of the papers' own in columns NAME_printed.
 
     A map that kept its untrained start or diverged has none.

@@ -1,17 +1,18 @@
 """Rows that tables and figures choose, and cells that they make of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import pandas as pd
+from pandas import DataFrame
 
 from aligners.fitting.training_status import MARK, is_trained
 from aligners.reports.report import Row
-from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by
+from aligners.reports.study.frames import LEAST_SITE, Frames, Groups, Missing, Names, by
 from aligners.reports.study.statistics import COPY, over_models
 from aligners.similarity.controls import matching_layers
 
-Rows = TypeVar("Rows", pd.DataFrame, list[Any])
+Rows = TypeVar("Rows", DataFrame, list[Any])
 
 # ---------------------------------------------------------------------- rows that are chosen
 
@@ -27,7 +28,7 @@ def present(rows: Rows, lacking: str) -> Rows:
     return rows
 
 
-def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
+def similarities(frames: Frames, measures: Names = ()) -> DataFrame:
     """Similarities of raw features, by those of some measures that there are; none named: by all.
 
     Raises:
@@ -41,7 +42,7 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     return present(frame, f"none of {', '.join(measures)} was measured")
 
 
-def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+def of_one_base(frames: Frames, measures: Names) -> DataFrame:
     """Similarities, by some measures, of two models of one base before or after fine-tuning, with the column `base`."""
     frame = frames.of("similarity", "value", other_tasks=True)
     frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
@@ -65,12 +66,12 @@ def not_computed(frames: Frames) -> list[Row]:
     return missing
 
 
-def of_one_stage(frame: pd.DataFrame) -> pd.DataFrame:
+def of_one_stage(frame: DataFrame) -> DataFrame:
     """Rows of two models at the same stage."""
     return frame[frame["stage_x"].fillna("") == frame["stage_y"].fillna("")]
 
 
-def between_models(frame: pd.DataFrame) -> pd.DataFrame:
+def between_models(frame: DataFrame) -> DataFrame:
     """Rows of two different models.
 
     Raises:
@@ -80,12 +81,12 @@ def between_models(frame: pd.DataFrame) -> pd.DataFrame:
     return present(different, "the study has no pair of different models")
 
 
-def models_in(frame: pd.DataFrame) -> int:
+def models_in(frame: DataFrame) -> int:
     """Number of models among the rows."""
     return len({*frame["model_x"], *frame["model_y"]})
 
 
-def blocks(frame: pd.DataFrame) -> pd.DataFrame:
+def blocks(frame: DataFrame) -> DataFrame:
     """Rows of one and the same site of both models: blocks, or whatever there is; rows without a site stay."""
     sited = frame["site_x"].notna()
     same = frame["site_x"] == frame["site_y"]
@@ -97,7 +98,7 @@ def blocks(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[~sited | same]
 
 
-def matching(frame: pd.DataFrame) -> pd.DataFrame:
+def matching(frame: DataFrame) -> DataFrame:
     """Rows of matching layers of each pair, without the embeddings where there are blocks."""
     matched = []
     for _, rows in frame.groupby(["model_x", "model_y"], sort=False):
@@ -114,7 +115,7 @@ def _blocks_of(layers: pd.Series) -> list[int]:
     return sorted(layers[layers >= LEAST_SITE].unique())
 
 
-def is_last(rows: pd.DataFrame) -> pd.Series:
+def is_last(rows: DataFrame) -> pd.Series:
     """The last site of every pair, or rows without a site."""
     last = rows.groupby(["model_x", "model_y"])["site_y"].transform("max")
     return rows["site_y"].isna() | (rows["site_y"] == last)
@@ -128,13 +129,13 @@ def without_copy(models: pd.Series) -> pd.Series:
 # ---------------------------------------------------------------------- whether maps are trained
 
 
-def trained(frame: pd.DataFrame) -> pd.Series:
+def trained(frame: DataFrame) -> pd.Series:
     """Whether the map of each row is trained; closed forms and floors are."""
     sound = [is_trained({"training": outcome}) for outcome in frame["training"]]
     return pd.Series(sound, index=frame.index, dtype=bool)
 
 
-def untrained_said(frame: pd.DataFrame) -> str:
+def untrained_said(frame: DataFrame) -> str:
     """What the mark means, method by method; nothing if all maps are trained."""
     counted = []
     for method, sound in trained(frame).groupby(frame["method"], sort=False):
@@ -148,7 +149,7 @@ def untrained_said(frame: pd.DataFrame) -> str:
     )
 
 
-def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
+def about_maps(errors: DataFrame) -> dict[str, bool | str]:
     """Whether errors are on held-out texts, and which maps are not trained, in words."""
     held_out = "held_out" not in errors or bool(errors["held_out"].all())
     return {"held_out": held_out, "untrained": untrained_said(errors)}
@@ -157,7 +158,7 @@ def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
 # ---------------------------------------------------------------------- rows that are made
 
 
-def map_cells(method: str | None, rows: pd.DataFrame) -> Row:
+def map_cells(method: str | None, rows: DataFrame) -> Row:
     """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
     sound = bool(trained(rows).all())
     if sound:
@@ -165,9 +166,7 @@ def map_cells(method: str | None, rows: pd.DataFrame) -> Row:
     return {"method": f"{method}{MARK}", "compared": False}
 
 
-def estimates(
-    rows: pd.DataFrame, quantities: Iterable[str], groups: Mapping[str, str] | None = None
-) -> Row:
+def estimates(rows: DataFrame, quantities: Iterable[str], groups: Groups | None = None) -> Row:
     """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
 
     Args:

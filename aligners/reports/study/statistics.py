@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from aligners.injection.scoring.pair_intervals import (
     OVER_MODELS,
@@ -49,7 +50,7 @@ class Estimate(NamedTuple):
 
 
 def over_models(
-    frame: pd.DataFrame, column: str, groups: Mapping[str, str] | None = None
+    frame: DataFrame, column: str, groups: Mapping[str, str] | None = None
 ) -> Estimate | None:
     """Average a column over pairs of models.
 
@@ -88,7 +89,7 @@ def over_models(
     )
 
 
-def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
+def pair_means(frame: DataFrame, column: str) -> pd.Series:
     """Return the mean of a column for each pair of models; NaN for a pair that lacks a value in some row.
 
     A pair and its reverse are one.
@@ -101,7 +102,7 @@ def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
     return values.groupby(level=0, sort=False).mean(skipna=False)
 
 
-def bases_of(frame: pd.DataFrame) -> dict[str, str]:
+def bases_of(frame: DataFrame) -> dict[str, str]:
     """Model -> the pretrained model that it is a copy of: as the study says (`models.bases`), or what NAME#2 is of."""
     bases: dict[str, str] = {}
     for side in "xy":

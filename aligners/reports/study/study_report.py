@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from aligners.errors import UserError
 from aligners.files.atomic import write_text
@@ -40,7 +40,7 @@ SPECIAL = re.compile("|".join(map(re.escape, LATEX["special"])))
 
 def report(
     folder: Path,
-    frames: Mapping[str, pd.DataFrame],
+    frames: Mapping[str, DataFrame],
     study: Row,
     results: Sequence[Row],
     failures: Mapping[str, str],
@@ -238,7 +238,7 @@ def latex(table: Table) -> str:
         form += "l" if of_words else "r"
         columns[column.key] = [_latex_cell(cell, column) for cell in cells]
     headings = [_escaped(column.heading) for column in table.columns]
-    frame = pd.DataFrame(columns)
+    frame = DataFrame(columns)
     tabular = frame.to_latex(index=False, escape=False, column_format=form, header=headings)
     caption = _escaped(" ".join([f"{table.title}.", table.caption, *table.notes]))
     return str(LATEX["table"] % (caption, table.name, tabular.strip()))

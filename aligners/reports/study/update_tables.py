@@ -1,6 +1,6 @@
 """Updates of a model: what has changed, and what becomes of artefacts that are carried over."""
 
-import pandas as pd
+from pandas import DataFrame
 
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Table
@@ -28,7 +28,7 @@ def updates(frames: Frames, name: str) -> Table:
     return table(name, list(rows.values()))
 
 
-def _changed(rows: pd.DataFrame) -> Row:
+def _changed(rows: DataFrame) -> Row:
     """The first site whose states have changed by more than rounding, and the errors of maps at the last one."""
     as_they_are = rows[rows["method"] == "identity"]
     changed = as_they_are.loc[as_they_are["within"].eq(False), "site_y"]  # None: nothing is known
@@ -40,7 +40,7 @@ def _changed(rows: pd.DataFrame) -> Row:
     return found
 
 
-def _carried(rows: pd.DataFrame) -> Row:
+def _carried(rows: DataFrame) -> Row:
     """How many artefacts there are of each verdict, and how well those that are to be carried keep their answers."""
     found = Row()
     for verdict, short in VERDICTS.items():
