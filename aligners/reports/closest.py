@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from aligners.fitting.training_status import is_trained
-from aligners.reports.names import fixed, listed, site_name, value_range
-from aligners.reports.report import Row, grouped, mean
+from aligners.reports.names import fixed, listed, site_of, value_range
+from aligners.reports.report import Row, grouped, mean, values
 
 Lines = Mapping[str, Sequence[Row]]  # of methods: name -> rows
 LEAST_SHARE = 0.0005  # of a variance: less reads as 0.0%, and is said to be less than 0.1%
@@ -14,11 +14,8 @@ LEAST_NATS = 0.0005  # less reads as 0.000, and is said to be less than 0.001 na
 
 def known_lines(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
     """The methods whose rows all have a finite value in a column, trained or not, with these rows."""
-    found = {}
-    for name, line in grouped(rows, "method").items():
-        if math.isfinite(mean(line, column)):
-            found[name] = line
-    return found
+    lines = grouped(rows, "method")
+    return {name: line for name, line in lines.items() if math.isfinite(mean(line, column))}
 
 
 def closest(lines: Lines, column: str) -> str | None:
@@ -36,11 +33,11 @@ def with_training(name: str, line: Sequence[Row]) -> str:
     untrained = [row for row in line if not is_trained(row)]
     if not untrained:
         return name
-    sites = list(dict.fromkeys(site_name((row["site_x"], row["site_y"])) for row in untrained))
-    where = (
-        "" if len(untrained) == len(line) else f" at site{'s' * (len(sites) > 1)} {listed(sites)}"
-    )
-    return f"{name} (untrained{where})"
+    if len(untrained) == len(line):
+        return f"{name} (untrained)"
+    sites = list(dict.fromkeys(map(site_of, untrained)))
+    several = "s" if len(sites) > 1 else ""
+    return f"{name} (untrained at site{several} {listed(sites)})"
 
 
 def unexplained(line: Sequence[Row], column: str = "fvu", of: str = "") -> str:
@@ -51,22 +48,23 @@ def unexplained(line: Sequence[Row], column: str = "fvu", of: str = "") -> str:
         column: of an FVU.
         of: what follows the share, such as " of the variance".
     """
-    values = [row[column] for row in line]
-    if min(values) >= 1:
-        return f"is no better than the mean: its FVU is {value_range(values, '.3g')}"
-    return f"leaves {share_range(values)}{of}"
+    fvus = values(line, column)
+    if min(fvus) >= 1:
+        return f"is no better than the mean: its FVU is {value_range(fvus, '.3g')}"
+    return f"leaves {share_range(line, column)}{of}"
 
 
-def beside(name: str, lines: Lines, best: str, column: str = "fvu") -> str:
+def beside(name: str, lines: Lines, best: str) -> str:
     """`linear 42.5% to 43.0%`, beside the closest map; `linear as much` where that reads the same."""
-    own, others = (share_range([row[column] for row in lines[method]]) for method in (name, best))
-    return f"{name} as much" if own == others else f"{name} {own}"
+    own = share_range(lines[name])
+    return f"{name} as much" if own == share_range(lines[best]) else f"{name} {own}"
 
 
-def share_range(values: Sequence[float]) -> str:
+def share_range(line: Sequence[Row], column: str = "fvu") -> str:
     """`10.0% to 12.0%`; `up to 3.4%` where the least reads as nothing, `less than 0.1%` where all do."""
-    if max(values) < LEAST_SHARE:
+    shares = values(line, column)
+    if max(shares) < LEAST_SHARE:
         return "less than 0.1%"
-    if min(values) < LEAST_SHARE:
-        return f"up to {fixed(max(values), '.1%')}"
-    return value_range(values, ".1%")
+    if min(shares) < LEAST_SHARE:
+        return f"up to {fixed(max(shares), '.1%')}"
+    return value_range(shares, ".1%")

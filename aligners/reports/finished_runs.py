@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from jinja2 import UndefinedError
 
 from aligners.datamodules.text.texts import words_on
 from aligners.errors import UserError
 from aligners.files.shared_folder import own_file
 from aligners.files.user_files import read_json, read_yaml, refusing
 from aligners.files.yaml_tables import table_beside
-from aligners.reports.names import with_short_names
 from aligners.reports.page.run_page import CONFIG
 from aligners.reports.report import Report, Row
-from aligners.reports.templates import lead
 
 KINDS: dict[str, Row] = table_beside(__file__, "kinds.yaml")
+SHOWN = ("title", "note", "columns", "captions", "files")  # of a kind, whatever its rows are
 
 
 def file_name(kind: str) -> str:
@@ -31,9 +29,8 @@ def file_name(kind: str) -> str:
 
 def maker(kind: str) -> Callable[..., Report]:
     """The function that makes a kind of report; its module is imported now."""
-    make: Callable[..., Report] = import_module(
-        f".runs.{KINDS[kind]['module']}", __package__
-    ).report
+    module = import_module(f".runs.{KINDS[kind]['module']}", __package__)
+    make: Callable[..., Report] = module.report
     return make
 
 
@@ -47,31 +44,19 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
         more: further tables and options of this kind of report.
     """
     about = KINDS[kind]
-    options = about.get("options", {})
-    report = maker(kind)(meta, rows, **options, **more)
-    texts = [meta.get(name, {}) for name in ("text", "other_text")]
-    of_texts = [
-        sentence for text in texts for sentence in words_on(text, "filled", "copies", "left_out")
-    ]
-    given = {
-        name: about[name]
-        for name in ("title", "note", "columns", "captions", "files")
-        if name in about
-    }
-    begins = report.lead or lead(
-        about.get("lead", kind),
-        meta=meta,
-        rows=with_short_names(rows),
-        tables=report.tables,
-        **options,
-    )
+    report = maker(kind)(meta, rows, **about.get("options", {}), **more)
     first = list(dict.fromkeys(meta.get("data_cautions", ())))  # nothing is to be read without them
-    begins = " ".join([*first, begins])
-    cautions = [
-        caution for caution in dict.fromkeys(meta.get("cautions", ())) if caution not in first
-    ]
-    sentences = [*cautions, *report.sentences, *of_texts]
-    return replace(report, name=file_name(kind), lead=begins, sentences=sentences, **given)
+    cautions = [said for said in dict.fromkeys(meta.get("cautions", ())) if said not in first]
+    texts = []
+    for name in ("text", "other_text"):
+        texts += words_on(meta.get(name, {}), "filled", "copies", "left_out")
+    return replace(
+        report,
+        name=file_name(kind),
+        lead=" ".join(filter(None, [*first, report.lead])),
+        sentences=[*cautions, *report.sentences, *texts],
+        **{name: about[name] for name in SHOWN if name in about},
+    )
 
 
 PARTS = ("meta", "findings", "rows")
@@ -177,14 +162,13 @@ def _read(path: Path) -> dict[str, Any]:
 def _report(kind: str, content: Row, options: Row) -> Report:
     """Make a report again, from its rows and further tables, and those of the run's options that are about reports."""
     takes = signature(maker(kind)).parameters
-    further = {
-        name: value
-        for name, value in {**options, **content}.items()
-        if name in takes and name not in PARTS
-    }
+    further = {}
+    for name, value in {**options, **content}.items():
+        if name in takes and name not in PARTS:
+            further[name] = value
     try:
         return make_report(kind, content["meta"], content["rows"], **further)
-    except (KeyError, UndefinedError) as error:
+    except KeyError as error:
         raise UserError(
             f"Expected a {kind} report as this version writes them, but its rows have no {error}: another "
             "version wrote it. Its own files are unchanged; run its command again to write a new one."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.training_status import mark
-from aligners.reports.report import MODELS, Row, models_in
+from aligners.reports.report import MODELS, Row, distinct, known, models_in, values
 
 WORDS: dict[str, Row] = table_beside(__file__, "words.yaml")
 MOST_LETTERS = 40  # two such names fit in a title of 120 columns
@@ -26,12 +26,11 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
         Full name -> short name.
     """
     every = list(dict.fromkeys(models))
-    ends = [_end(name, [other for other in every if other != name]) for name in every]
-    cut = [_cut(end) for end in ends]
-    return {
-        name: short if cut.count(short) == 1 else end
-        for name, short, end in zip(every, cut, ends, strict=True)
-    }
+    ends = {name: _end(name, every) for name in every}
+    cut = [_cut(end) for end in ends.values()]
+    for (name, end), short in zip(ends.items(), cut, strict=True):
+        ends[name] = short if cut.count(short) == 1 else end
+    return ends
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
@@ -39,28 +38,33 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for model, short in short_names(models).items():
         slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
-        free = (slug, *(f"{slug}-{number}" for number in range(2, len(names) + 2)))
-        names[model] = next(name for name in free if name not in names.values())
+        name, count = slug, 1
+        while name in names.values():
+            count += 1
+            name = f"{slug}-{count}"
+        names[model] = name
     return names
 
 
-def with_short_names(rows: Sequence[Row]) -> list[Row]:
+def with_short_names(rows: Iterable[Row]) -> list[Row]:
     """Copy rows with short model names, for readers. Files keep the full names, which identify a model."""
-    names = short_names(models_in(rows))
-    return [
-        row | {column: names[row[column]] for column in MODELS if column in row} for row in rows
-    ]
+    renamed = [dict(row) for row in rows]
+    names = short_names(models_in(renamed))
+    for row in renamed:
+        for column in MODELS:
+            if column in row:
+                row[column] = names[row[column]]
+    return renamed
 
 
 def names_in_full(rows: Sequence[Row]) -> str:
     """Return lines, to stand below a Markdown table, that explain short names; empty if no name was shortened."""
-    names = short_names(models_in(rows))
-    lines = []
-    for name, short in names.items():
+    lines = ""
+    for name, short in short_names(models_in(rows)).items():
         if short != name:
             quote = "``" if "`" in name else "`"
-            lines.append(f"- {short}: {quote}{name}{quote}\n")
-    return "\n" + "".join(lines) if lines else ""
+            lines += f"- {short}: {quote}{name}{quote}\n"
+    return "\n" + lines if lines else ""
 
 
 def site_name(pair: tuple[int, int]) -> str:
@@ -68,18 +72,25 @@ def site_name(pair: tuple[int, int]) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
 
 
-def _end(name: str, others: Sequence[str]) -> str:
+def site_of(row: Row) -> str:
+    """The name of a row's site pair."""
+    return site_name((row["site_x"], row["site_y"]))
+
+
+def route_name(row: Row) -> str:
+    """`X → Y`, the models of a row."""
+    return f"{row['model_x']} → {row['model_y']}"
+
+
+def _end(name: str, every: Sequence[str]) -> str:
     """Return the fewest last parts that no other name ends with, or the whole name if there are none."""
     parts = name.rstrip("/").split("/")
-    ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-    return next(
-        (
-            end
-            for end in ends
-            if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)
-        ),
-        name,
-    )
+    others = ["/" + other.rstrip("/") for other in every if other != name]
+    for count in range(1, len(parts) + 1):
+        end = "/".join(parts[-count:])
+        if not any(other.endswith("/" + end) for other in others):
+            return end
+    return name
 
 
 def _cut(name: str) -> str:
@@ -89,25 +100,43 @@ def _cut(name: str) -> str:
     return f"{name[: MOST_LETTERS - 1 - last]}…{name[-last:]}"
 
 
-# ---------------------------------------------------------------------- scores and numbers
+# ---------------------------------------------------------------------- scores
 
 
-def score_name(rows: Sequence[Row]) -> str:
+def score_name(rows: Iterable[Row]) -> str:
     """Return the name of the first score in the rows, or `accuracy` if there is none."""
-    return next((row["score_name"] for row in rows if row.get("score_name")), "accuracy")
+    for row in rows:
+        if row.get("score_name"):
+            return str(row["score_name"])
+    return "accuracy"
 
 
-def score_words(rows: Sequence[Row]) -> str:
+def score_words(rows: Iterable[Row]) -> str:
     """Name the score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
     return WORDS["scores"][score_name(rows)][0]
 
 
-def score_heading(rows: Sequence[Row]) -> str:
+def score_heading(rows: Iterable[Row]) -> str:
     """Name the score for the heading of a column, such as "acc. %"."""
     return WORDS["scores"][score_name(rows)][1]
 
 
-def floor_words(rows: Sequence[Row]) -> str:
+def plain_score(rows: Iterable[Row]) -> str:
+    """Name the score without its unit, such as "accuracy"."""
+    return re.split(" in | × ", score_words(rows))[0]
+
+
+def score_form(rows: Iterable[Row]) -> str:
+    """How a score is written in sentences: a percentage, or a number."""
+    return ".1%" if score_name(rows) == "accuracy" else ".3f"
+
+
+def score_in_words(row: Row) -> str:
+    """A row's score with its interval, as sentences write it."""
+    return in_words(row, "score", score_form([row]))
+
+
+def floor_words(rows: Iterable[Row]) -> str:
     """Name the floor that gives every text the same answer: the majority class, or the mean number."""
     return "mean number" if score_name(rows) in ("pearson", "spearman") else "majority class"
 
@@ -116,6 +145,9 @@ def held_out_name(text: Row) -> str | None:
     """The file or the split that the held-out texts of a report are, where they are not drawn from those to fit on."""
     match = re.match("test: (.*?)(;|$)", str(text.get("split", "")))
     return match and match[1]
+
+
+# ---------------------------------------------------------------------- numbers
 
 
 def fixed(value: float, form: str) -> str:
@@ -134,17 +166,20 @@ def interval_of(row: Row, column: str, form: str, scale: float = 1) -> str:
     return f" [{fixed(scale * low, form)}, {fixed(scale * high, form)}]"
 
 
+def in_words(row: Row, column: str, form: str, scale: float = 1) -> str:
+    """`0.120 [0.100, 0.140]`: a value of a row with its interval, where it has one."""
+    return fixed(scale * row[column], form) + interval_of(row, column, form, scale)
+
+
 def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
     """A value of a row ± half the width of its interval, as far as they are known, with the mark of `mark`."""
-    value, low, high = (row.get(column + end) for end in ("", "_low", "_high"))
+    value, low, high = row.get(column), row.get(f"{column}_low"), row.get(f"{column}_high")
     if value is None:
         return ""
     text = mark(format(scale * value, form), row)
-    return (
-        text
-        if low is None or high is None
-        else f"{text} ±{scale * (high - low) / 2:{form.removeprefix('z')}}"
-    )
+    if low is None or high is None:
+        return text
+    return f"{text} ±{scale * (high - low) / 2:{form.removeprefix('z')}}"
 
 
 def plain_number(value: float, digits: int = 3) -> str:
@@ -163,41 +198,61 @@ def percentage(share: float) -> str:
     return fixed(share, ".1%") if share >= 0.001 or share == 0 else f"{100 * share:.2g}%"
 
 
-def quoted(token: object) -> str:
-    """A token, or what else stands in a sentence as it was read, in quotation marks, on one line."""
-    return json.dumps(str(token), ensure_ascii=False)
-
-
 def four_digits(value: object) -> str:
     """A value of a row for readers; empty where there is none."""
     if value is None or value != value:
         return ""
-    return (
-        plain_number(value, 4)
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else str(value)
-    )
-
-
-def value_range(values: Sequence[float], form: str) -> str:
-    """`0.100 to 0.200`, or one number if both ends read the same."""
-    low, high = fixed(min(values), form), fixed(max(values), form)
-    return low if low == high else f"{low} to {high}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return plain_number(value, 4)
+    return str(value)
 
 
 def aligned(value: float | None, places: int = 3) -> str:
     """A number of a column of the screen, with as many decimals as the others, or whole from 100 on; empty for none."""
     if value is None or math.isnan(value):
         return ""
-    return (
-        f"{value:z.{places}f}"
-        if abs(value) < 100
-        else f"{value:,.0f}"
-        if abs(value) < 1e7
-        else f"{value:.0e}"
-    )
+    if abs(value) < 100:
+        return f"{value:z.{places}f}"
+    return f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.0e}"
+
+
+def value_range(found: Sequence[float], form: str) -> str:
+    """`0.100 to 0.200`, or one number if both ends read the same."""
+    low, high = fixed(min(found), form), fixed(max(found), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def span(rows: Sequence[Row], column: str, form: str) -> str:
+    """The range of a column's values, leaving out rows without one."""
+    return value_range(values(known(rows, column), column), form)
+
+
+# ---------------------------------------------------------------------- words
+
+
+def quoted(token: object) -> str:
+    """A token, or what else stands in a sentence as it was read, in quotation marks, on one line."""
+    return json.dumps(str(token), ensure_ascii=False)
 
 
 def listed(items: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
-    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
+    if len(items) == 1:
+        return items[0]
+    return ", ".join(items[:-1]) + " and " + items[-1]
+
+
+def counted(count: int, what: str) -> str:
+    """`1 site`, `1,200 sites`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def models_in_words(rows: Iterable[Row]) -> str:
+    """`from x to y`, `between x and y, both ways,` or of how many pairs."""
+    pairs = distinct(rows, "model_x", "model_y")
+    x, y = pairs[0]
+    if len(pairs) == 1:
+        return f"from {x} to {y}"
+    if pairs == [(x, y), (y, x)]:
+        return f"between {x} and {y}, both ways,"
+    return f"of {len(pairs)} pairs of models"

@@ -1,4 +1,4 @@
-"""The findings of a run, ready to be written and shown, and what reports do with rows: choose, group, average."""
+"""The report of a run, ready to be written and shown, and how reports choose, group and average rows."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,26 +51,66 @@ class Report:
     @property
     def findings(self) -> list[str]:
         """All that it says in words, the lead first."""
-        return [*([self.lead] if self.lead else []), *self.sentences]
+        first = [self.lead] if self.lead else []
+        return first + list(self.sentences)
 
     @property
     def content(self) -> dict[str, Any]:
         """What the JSON file holds."""
-        tables = {name: list(table) for name, table in self.tables.items()}
-        return {"meta": self.meta, "findings": self.findings, "rows": list(self.rows), **tables}
+        content = {"meta": self.meta, "findings": self.findings, "rows": list(self.rows)}
+        for name, table in self.tables.items():
+            content[name] = list(table)
+        return content
+
+
+# ---------------------------------------------------------------------- choosing rows
 
 
 def where(rows: Iterable[Row], **values: object) -> list[Row]:
     """The rows whose columns have these values."""
-    return [row for row in rows if all(row[column] == value for column, value in values.items())]
+    found = list(rows)
+    for column, value in values.items():
+        found = [row for row in found if row[column] == value]
+    return found
+
+
+def known(rows: Iterable[Row], column: str) -> list[Row]:
+    """The rows that have a value in a column."""
+    return [row for row in rows if row.get(column) is not None]
+
+
+def is_known(rows: Iterable[Row], column: str) -> bool:
+    """Whether any row has a value in a column."""
+    return bool(known(rows, column))
+
+
+def all_known(rows: Sequence[Row], *columns: str) -> bool:
+    """Whether every row has a value in each of these columns."""
+    counts = [len(known(rows, column)) for column in columns]
+    return min(counts) == len(rows)
+
+
+def values(rows: Iterable[Row], column: str) -> list[Any]:
+    """The values of a column, row by row."""
+    return [row[column] for row in rows]
+
+
+def models_in(rows: Iterable[Row]) -> list[str]:
+    """The names in the columns that name a model, with repetitions."""
+    return [row[column] for row in rows for column in MODELS if column in row]
+
+
+# ---------------------------------------------------------------------- grouping rows
 
 
 def grouped(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
     """Values of columns that occur together (of one column: its values) -> their rows, in order of appearance."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        key = tuple(row.get(column) for column in columns)
-        groups.setdefault(key if len(columns) > 1 else key[0], []).append(row)
+        key: Any = tuple(map(row.get, columns))
+        if len(columns) == 1:
+            key = key[0]
+        groups.setdefault(key, []).append(row)
     return groups
 
 
@@ -84,24 +124,12 @@ def by_sites(rows: Iterable[Row]) -> dict[tuple[int, int], Row]:
     return {(row["site_x"], row["site_y"]): row for row in rows}
 
 
-def models_in(rows: Iterable[Row]) -> list[str]:
-    """The names in the columns that name a model, with repetitions."""
-    return [row[column] for row in rows for column in MODELS if column in row]
-
-
-def is_known(rows: Iterable[Row], column: str) -> bool:
-    """Whether any row has a value in a column."""
-    return any(row.get(column) is not None for row in rows)
-
-
-def all_known(rows: Iterable[Row], *columns: str) -> bool:
-    """Whether every row has a value in some columns."""
-    return all(row.get(column) is not None for row in rows for column in columns)
-
-
 def site_pairs(rows: Iterable[Row]) -> list[tuple[int, int]]:
     """The site pairs of rows that have sites, in order of appearance."""
-    return distinct((row for row in rows if row["site_x"] is not None), "site_x", "site_y")
+    return distinct(known(rows, "site_x"), "site_x", "site_y")
+
+
+# ---------------------------------------------------------------------- numbers of rows
 
 
 def number(value: float | None) -> float:
@@ -109,18 +137,19 @@ def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+def numbers(rows: Iterable[Row], column: str, scale: float = 1) -> list[float]:
+    """The values of a column times `scale`; NaN where a row has none."""
+    return [scale * number(row.get(column)) for row in rows]
+
+
 def mean(rows: Iterable[Row], column: str, *, known: bool = False) -> float:
     """The mean of a column; NaN if a row has no value or, with `known`, if none has."""
-    values = np.array([number(row[column]) for row in rows], dtype=float)
-    values = values[~np.isnan(values)] if known else values
-    return float(np.mean(values)) if values.size else math.nan
+    found = np.array([number(row[column]) for row in rows], dtype=float)
+    if known:
+        found = found[~np.isnan(found)]
+    return float(np.mean(found)) if found.size else math.nan
 
 
-def largest_known(rows: Iterable[Row], column: str) -> Any:
-    """The largest value of a column that need not be there; None if no row has one."""
-    return max((row[column] for row in rows if row.get(column) is not None), default=None)
-
-
-def largest(rows: Iterable[Row], column: str) -> float | None:
-    """The largest value of a column; None if no row has one."""
-    return max((row[column] for row in rows if row[column] is not None), default=None)
+def largest(rows: Iterable[Row], column: str) -> Any:
+    """The largest value of a column, which need not be there; None if no row has one."""
+    return max(values(known(rows, column), column), default=None)

@@ -16,7 +16,7 @@ from aligners.files.atomic import whole_file, write_text
 from aligners.files.shared_folder import own_file
 from aligners.fitting.training_status import MARK
 from aligners.reports.names import WORDS, four_digits, held_out_name, short_names, with_short_names
-from aligners.reports.report import Report, Row, largest_known
+from aligners.reports.report import Report, Row, largest
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import page as rendered
 
@@ -114,7 +114,7 @@ def _texts_read(report: Report) -> list[str]:
         del words["validation"]  # a comparison chooses nothing
     read = {
         "fit": meta.get("n_fit"),
-        "test": meta.get("n_texts") or largest_known(report.rows, "n_texts"),
+        "test": meta.get("n_texts") or largest(report.rows, "n_texts"),
     }
     said = []
     for split, what in words.items():

@@ -1,6 +1,7 @@
 """The report of what being a bijection costs: learning curves beside the floor, and the price in the end."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,34 +18,43 @@ from aligners.reports.drawing import (
     method_looks,
     panels,
 )
-from aligners.reports.names import WORDS, aligned, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
+from aligners.reports.names import WORDS, aligned, plain_number, with_short_names
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, values, where
 from aligners.reports.screen import SiteTable
-from aligners.reports.templates import sentences
 
 FREE, FLOOR = "mlp", "floor"
+BIJECTIONS = ("inn", "inn_one_way", "inn_paper")  # the first whose price is known begins the page
 DIRECTIONS = ("X to Y", "Y to X")
 NAMES = WORDS["bijection"]
 LARGEST = 2.0  # FVU; a map that is worse is off the scale
+HIGHEST = 6.0  # price that the scale reaches up to
+COLUMNS = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
+FVU = "FVU: share of variance left unexplained"
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, direction, size, number of steps, seed and site."""
     shown = with_short_names(rows)
-    sizes = sorted({row["size"] for row in shown if row["size"]})
+    sizes = sorted(set(values(shown, "size")) - {0, None})
     figures = {"bijection": partial(_figure, shown, sizes[-1])}
     if len(sizes) > 1:
         figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
-    tables = [_table(shown, size) for size in sizes]
-    about = {"prices": _prices(shown, sizes[-1]), "price": partial(_price, shown, sizes[-1])}
-    untrained = what_did_not_train([row | {"method": _name(row)} for row in shown])
-    findings = [*sentences("bijection", **about), *untrained]
-    return Report("bijection", meta, rows, figures=figures, screen=tables, sentences=findings)
+    named = []
+    for row in shown:
+        training = f"{row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']}"
+        named.append(row | {"method": f"{NAMES[row['method']]} ({training})"})
+    return Report(
+        "bijection",
+        meta,
+        rows,
+        figures=figures,
+        screen=[_table(shown, size) for size in sizes],
+        lead=lead(shown, sizes[-1]),
+        sentences=_further_prices(shown, sizes[-1]) + what_did_not_train(named),
+    )
 
 
-def _name(row: Row) -> str:
-    """A map with the size, steps and seed of its training."""
-    return f"{NAMES[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
+# ---------------------------------------------------------------------- prices
 
 
 def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
@@ -54,13 +64,13 @@ def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
 
 def _by_seed(rows: Iterable[Row], column: str) -> list[float]:
     """The mean of a column over sites, for each seed; NaN where one is no number."""
-    return [mean(seed_rows, column) for seed_rows in grouped(rows, "seed").values()]
+    return [mean(line, column) for line in grouped(rows, "seed").values()]
 
 
 def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[Row]:
     """A map's rows after the most steps."""
-    map_rows = _of(rows, size, method=method, direction=direction)
-    return where(map_rows, steps=largest(map_rows, "steps"))
+    line = _of(rows, size, method=method, direction=direction)
+    return where(line, steps=largest(line, "steps"))
 
 
 def _price(
@@ -70,18 +80,19 @@ def _price(
 
     NaN where one of the two is not trained.
     """
-    bijective, free = (_last(rows, size, name, direction) for name in (method, FREE))
-    if not all(map(is_trained, [*bijective, *free])):
-        return float("nan")
-    return float(np.mean(_by_seed(bijective, column)) / np.mean(_by_seed(free, column)))
+    line, free = _last(rows, size, method, direction), _last(rows, size, FREE, direction)
+    if not all(map(is_trained, line + free)):
+        return math.nan
+    return float(np.mean(_by_seed(line, column)) / np.mean(_by_seed(free, column)))
 
 
-def _prices(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
-    """The prices of each map in both directions."""
-    return {
-        name: [_price(rows, size, name, direction) for direction in DIRECTIONS]
-        for name in _methods(rows)
-    }
+def _prices(rows: Sequence[Row], size: int) -> dict[str, tuple[float, float]]:
+    """The prices of each map in both directions, in the order of `words.yaml`."""
+    prices = {}
+    for name in _methods(rows):
+        forward, backward = (_price(rows, size, name, direction) for direction in DIRECTIONS)
+        prices[name] = (forward, backward)
+    return prices
 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
@@ -89,41 +100,111 @@ def _methods(rows: Iterable[Row]) -> list[str]:
     return sorted(distinct(rows, "method"), key=list(NAMES).index)
 
 
+def _leading(prices: Mapping[str, tuple[float, float]]) -> str:
+    """The bijection whose price is said first; empty if that of none is known."""
+    for name in BIJECTIONS:
+        if math.isfinite(sum(prices.get(name, (math.nan,)))):
+            return name
+    return ""
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def lead(rows: Sequence[Row], size: int) -> str:
+    """Say what being invertible costs in both directions, with the errors that the price is made of.
+
+    Args:
+        rows: of the report, with short names of models.
+        size: the most parameters.
+    """
+    x, y, steps = rows[0]["model_x"], rows[0]["model_y"], largest(rows, "steps")
+    prices = _prices(rows, size)
+    name = _leading(prices)
+    if not name:
+        return (
+            f"Invertible networks and a free network (MLP) of {size:,} parameters were trained between {x} and {y} for "
+            f"{steps:,} steps. Not all of them trained at every site, so the price of being invertible is not known."
+        )
+    there, back = prices[name]
+    own, free = _error(rows, size, name), _error(rows, size, FREE)
+    alike = f"with as many parameters ({size:,}) and steps ({steps:,})"
+    price = (
+        f"{_times(there)} that of a free network (MLP) {alike}, and {_times(back)} on the way back"
+    )
+    return (
+        f"From {x} to {y} the FVU of an invertible network ({NAMES[name]}) is {price}: this is the price of being "
+        f"invertible. On held-out rows the FVU of the first is {own}, that of the second {free}."
+    )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} times" if ratio < 100 else f"{plain_number(ratio)} times"
+
+
+def _error(rows: Sequence[Row], size: int, method: str) -> str:
+    """The FVU of a map from X to Y, and its range over seeds."""
+    line = _last(rows, size, method, DIRECTIONS[0])
+    text, seeds = f"{mean(line, 'fvu'):.3f}", _by_seed(line, "fvu")
+    if len(seeds) == 1:
+        return text
+    return f"{text} ({min(seeds):.3f} to {max(seeds):.3f} over {len(seeds)} seeds)"
+
+
+def _further_prices(rows: Sequence[Row], size: int) -> list[str]:
+    """The prices of other bijections, the floor, and prices on unseen types and on another text."""
+    said, prices = [], _prices(rows, size)
+    for name, (there, back) in prices.items():
+        if name == _leading(prices) or not math.isfinite(there + back):
+            continue
+        if name in BIJECTIONS:
+            ratio = f"{_times(there)} the FVU of an MLP of equal size and steps"
+            said.append(f"{NAMES[name]}: {ratio}, {_times(back)} from Y to X.")
+        elif name == FLOOR:
+            said.append(
+                f"Floor of maps that work in both directions: {there:.2f} and {back:.2f} times the FVU of the MLP. It "
+                "is what the MLP leaves, plus what it costs to restore the target's covariance; a better prediction "
+                "than the MLP's would lower it."
+            )
+    for place, column in WORDS["elsewhere"].items():
+        parts = []
+        for name in prices:
+            price = _price(rows, size, name, DIRECTIONS[0], column)
+            if name not in (FREE, FLOOR) and not math.isnan(price):
+                parts.append(f"{NAMES[name]} {price:.2f}")
+        if parts:
+            said.append(f"From X to Y, the same ratios on {place} are: {', '.join(parts)}.")
+    return said
+
+
+# ---------------------------------------------------------------------- table
+
+
 def _table(rows: Sequence[Row], size: int) -> SiteTable:
     """Make a table of what each map reaches with the most steps, a line for each direction."""
     models = f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y)"
-    title = f"{models}, held-out rows, mean over sites; {size:,} parameters, {largest(rows, 'steps'):,} steps"
-    columns = [
-        "FVU",
-        "over seeds",
-        "price",
-        "seen",
-        "unseen",
-        "other text",
-        "round trip",
-        "stretch",
-    ]
-    table = SiteTable(title, ["map", "direction"], columns, {})
+    trained = f"{size:,} parameters, {largest(rows, 'steps'):,} steps"
+    title = f"{models}, held-out rows, mean over sites; {trained}"
+    table = SiteTable(title, ["map", "direction"], COLUMNS, {})
     for method, prices in _prices(rows, size).items():
         for direction, price in zip(DIRECTIONS, prices, strict=True):
-            table.add_row(
-                NAMES[method], direction, *_cells(_last(rows, size, method, direction), price)
-            )
+            cells = _cells(_last(rows, size, method, direction), price)
+            table.add_row(NAMES[method], direction, *cells)
     return table
 
 
 def _cells(rows: Sequence[Row], price: float) -> list[str]:
     """What a line of the table says of a map in one direction."""
-    fvu, trip = _by_seed(rows, "fvu"), largest(rows, "round_trip")
+    fvus, trip = _by_seed(rows, "fvu"), largest(rows, "round_trip")
     low, high = mean(rows, "stretch_low"), mean(rows, "stretch_high")
-    return [
-        mark(aligned(float(np.mean(fvu))), worst_of(rows)),
-        f"{aligned(min(fvu))} to {aligned(max(fvu))}" if len(fvu) > 1 else "",
-        aligned(price, 2),
-        *(aligned(mean(rows, column)) for column in ("fvu_seen", "fvu_unseen", "fvu_other")),
-        "" if trip is None else f"{trip:.1e}",
-        "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
-    ]
+    cells = [mark(aligned(float(np.mean(fvus))), worst_of(rows))]
+    cells.append(f"{aligned(min(fvus))} to {aligned(max(fvus))}" if len(fvus) > 1 else "")
+    cells.append(aligned(price, 2))
+    for column in ("fvu_seen", "fvu_unseen", "fvu_other"):
+        cells.append(aligned(mean(rows, column)))
+    cells.append("" if trip is None else f"{trip:.1e}")
+    cells.append("" if math.isnan(low) else f"{low:.2g} to {high:.2g}")
+    return cells
 
 
 # ---------------------------------------------------------------------- figures
@@ -135,101 +216,87 @@ def _look(method: str) -> Look:
 
 def _figure(rows: Sequence[Row], size: int) -> Figure:
     """Draw FVU against steps for each direction, then the price of each map in the end."""
-    figure, axes = panels(3, 3, PANEL, (2.6, 0.9))
-    models = [rows[0]["model_x"], rows[0]["model_y"]]
-    for axis, direction, names in zip(axes, DIRECTIONS, (models, models[::-1]), strict=False):
-        _curves(axis, _of(rows, size, direction=direction), "steps")
-        axis.set_title(" → ".join(names), fontsize=10)
-    _draw_prices(axes[2], rows, size)
-    dress(
-        figure,
-        axes,
-        "training steps (left, middle); direction (right)",
-        "FVU: share of variance left unexplained",
-    )
+    figure, (left, middle, right) = panels(3, 3, PANEL, (2.6, 0.9))
+    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    _curves(left, _of(rows, size, direction=DIRECTIONS[0]), "steps", f"{x} → {y}")
+    _curves(middle, _of(rows, size, direction=DIRECTIONS[1]), "steps", f"{y} → {x}")
+    _draw_prices(right, _prices(rows, size))
+    across = "training steps (left, middle); direction (right)"
+    dress(figure, [left, middle, right], across, FVU)
     return figure
-
-
-def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
-    """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
-    for method in _methods(rows):
-        at = dict(sorted(grouped(where(rows, method=method), across).items()))
-        values = [_by_seed(place_rows, "fvu") for place_rows in at.values()]
-        if method == "linear":
-            axis.axhline(
-                float(np.mean(values)),
-                label=NAMES[method],
-                color=_look(method)["color"],
-                linestyle=":",
-            )
-        elif method == FLOOR:
-            least, name = (
-                min(np.mean(fvus) for fvus in values),
-                "below the floor of maps\nthat work in both directions",
-            )
-            axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=name)
-        else:
-            _curve(axis, method, at, values)
-    places = sorted({row[across] for row in rows if row["method"] != "linear"})
-    axis.set_xscale("log")
-    log_scale([axis])
-    axis.set_xticks(places, [f"{place:,}" for place in places])
-
-
-def _curve(
-    axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[Sequence[float]]
-) -> None:
-    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
-    middle = np.array([np.mean(fvus) for fvus in values])
-    bars = [middle - [min(fvus) for fvus in values], [max(fvus) for fvus in values] - middle]
-    shown = np.where(middle <= LARGEST, middle, np.nan)
-    worst = [worst_of(rows) for rows in at.values()]
-    line_of_maps(axis, list(at), list(shown), worst, NAMES[method], _look(method), bars)
-    if np.isnan(shown).all():
-        text, color = (
-            f"{NAMES[method]}: off the scale ({aligned(middle[-1])})",
-            _look(method)["color"],
-        )
-        axis.annotate(
-            text, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top"
-        )
-
-
-def _draw_prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
-    """Draw the price of each map in both directions; those off the scale as a number at its end."""
-    prices = {name: both for name, both in _prices(rows, size).items() if name != FREE}
-    top = 1.15 * max([1.5, *(value for both in prices.values() for value in both if value <= 6)])
-    for place, (name, both) in enumerate(prices.items()):
-        color = "0.7" if name == FLOOR else _look(name)["color"]
-        for at, value in enumerate(both):
-            if np.isnan(value):  # one of the two did not train
-                continue
-            left, height, beyond = (
-                at + 0.8 * (place / len(prices) - 0.5),
-                min(value, top),
-                value > top,
-            )
-            axis.bar(left, height, 0.8 / len(prices), color=color)
-            axis.text(left, min(height, 0.98 * top), aligned(value, 2), ha="center",
-                      va="top" if beyond else "bottom", fontsize=6, rotation=90 if beyond else 0,
-                      bbox={"facecolor": "w", "edgecolor": "none", "pad": 0.5} if beyond else None)  # fmt: skip
-    axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
-    axis.set_ylim(0, top)
-    axis.set_xticks(range(2), list(DIRECTIONS))
-    axis.set_title("price: FVU over that of the MLP", fontsize=10)
 
 
 def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
     """Draw FVU after the most steps against parameters, for each direction."""
     figure, axes = panels(2, 2, PANEL, (2.6, 0.9))
     for axis, direction in zip(axes, DIRECTIONS, strict=True):
-        ends = [
-            row
-            for size in sizes
-            for name in _methods(rows)
-            for row in _last(rows, size, name, direction)
-        ]
-        _curves(axis, [row | {"size": row["size"] or sizes[0]} for row in ends], "size")
-        axis.set_title(direction, fontsize=10)
-    dress(figure, axes, "parameters of a site", "FVU: share of variance left unexplained")
+        ends = []
+        for size in sizes:
+            for method in _methods(rows):
+                for row in _last(rows, size, method, direction):
+                    ends.append(row | {"size": row["size"] or sizes[0]})
+        _curves(axis, ends, "size", direction)
+    dress(figure, axes, "parameters of a site", FVU)
     return figure
+
+
+def _curves(axis: Axes, rows: Sequence[Row], across: str, title: str) -> None:
+    """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
+    for method in _methods(rows):
+        places = sorted(grouped(where(rows, method=method), across).items())
+        if method == "linear":
+            means = [np.mean(_by_seed(line, "fvu")) for _, line in places]
+            look = {"label": NAMES[method], "color": _look(method)["color"], "linestyle": ":"}
+            axis.axhline(float(np.mean(means)), **look)
+        elif method == FLOOR:
+            least = min(float(np.mean(_by_seed(line, "fvu"))) for _, line in places)
+            words = "below the floor of maps\nthat work in both directions"
+            axis.axhspan(1e-6, least, color="0.9", zorder=0, label=words)
+        else:
+            _curve(axis, method, dict(places))
+    ticks = sorted({row[across] for row in rows if row["method"] != "linear"})
+    axis.set_xscale("log")
+    log_scale([axis])
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.set_title(title, fontsize=10)
+
+
+def _curve(axis: Axes, method: str, places: Mapping[int, list[Row]]) -> None:
+    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
+    means, below, above = [], [], []
+    for line in places.values():
+        fvus = _by_seed(line, "fvu")
+        means.append(float(np.mean(fvus)))
+        below.append(means[-1] - min(fvus))
+        above.append(max(fvus) - means[-1])
+    shown = [value if value <= LARGEST else math.nan for value in means]
+    worst, look = [worst_of(line) for line in places.values()], _look(method)
+    line_of_maps(axis, list(places), shown, worst, NAMES[method], look, [below, above])
+    if not any(map(math.isfinite, shown)):
+        text = f"{NAMES[method]}: off the scale ({aligned(means[-1])})"
+        place: Look = {"xycoords": "axes fraction", "va": "top", "fontsize": 7}
+        axis.annotate(text, (0.03, 0.97), color=look["color"], **place)
+
+
+def _draw_prices(axis: Axes, prices: Mapping[str, tuple[float, float]]) -> None:
+    """Draw the price of each map in both directions; those off the scale as a number at its end."""
+    shown = {name: both for name, both in prices.items() if name != FREE}
+    on_scale = [price for price in sum(shown.values(), ()) if price <= HIGHEST]
+    top, width = 1.15 * max([1.5, *on_scale]), 0.8 / len(shown)
+    for place, (name, both) in enumerate(shown.items()):
+        colour = "0.7" if name == FLOOR else _look(name)["color"]
+        for at, price in enumerate(both):
+            if math.isnan(price):  # one of the two did not train
+                continue
+            left = at + width * place - 0.4
+            axis.bar(left, min(price, top), width, color=colour)
+            look: Look = {"va": "bottom"}
+            if price > top:
+                box = {"facecolor": "w", "edgecolor": "none", "pad": 0.5}
+                look = {"va": "top", "rotation": 90, "bbox": box}
+            height = min(price, 0.98 * top)
+            axis.text(left, height, aligned(price, 2), ha="center", fontsize=6, **look)
+    axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
+    axis.set_ylim(0, top)
+    axis.set_xticks(range(2), list(DIRECTIONS))
+    axis.set_title("price: FVU over that of the MLP", fontsize=10)

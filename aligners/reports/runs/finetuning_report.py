@@ -2,15 +2,27 @@
 
 from collections.abc import Sequence
 from functools import partial
-from statistics import mean, stdev
+from operator import itemgetter
+from statistics import fmean, stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.errors import finite
-from aligners.reports.drawing import MODEL_COLOURS, panels
-from aligners.reports.names import WORDS, aligned, floor_words, score_heading, score_words
-from aligners.reports.report import Report, Row, distinct, grouped, number, where
+from aligners.reports.drawing import MODEL_COLOURS, Look, panels
+from aligners.reports.names import (
+    WORDS,
+    aligned,
+    counted,
+    fixed,
+    floor_words,
+    plain_score,
+    score_form,
+    score_heading,
+    score_in_words,
+    score_words,
+)
+from aligners.reports.report import Report, Row, distinct, grouped, known, numbers, values, where
 from aligners.reports.screen import SiteTable
 
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
@@ -20,35 +32,73 @@ ACROSS = WORDS["finetuning"]
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each finished classifier."""
-    majority, tables = meta["majority_score"], {"summary": summarise(rows)}
-    figures, screen = (
-        {"finetuning": partial(finetuning_figure, rows, majority)},
-        [finetuning_table(rows, majority)],
+    majority = meta["majority_score"]
+    return Report(
+        "finetuning",
+        meta,
+        rows,
+        {"summary": summarise(rows)},
+        figures={"finetuning": partial(finetuning_figure, rows, majority)},
+        screen=[finetuning_table(rows, majority)],
+        lead=lead(rows, majority),
     )
-    return Report("finetuning", meta, rows, tables, figures=figures, screen=screen)
+
+
+def lead(rows: Sequence[Row], majority: float | None) -> str:
+    """Say with which variant the score is highest, and with which it is lowest.
+
+    Args:
+        rows: of the report.
+        majority: score of always giving the same answer; None: there is none.
+    """
+    summary = summarise(rows)
+    classifiers, variants = counted(len(rows), "classifier"), counted(len(summary), "variant")
+    were, texts = "was" if len(rows) == 1 else "were", f"{rows[0]['n_texts']:,} held-out texts"
+    said = f"{classifiers} of {variants} {were} fine-tuned and scored on {texts}."
+    scored = known(summary, "score")
+    if not scored:
+        return f"{said} No score is a number."
+    best, worst = max(scored, key=itemgetter("score")), min(scored, key=itemgetter("score"))
+    name = plain_score(rows).capitalize()
+    if best["variant"] == worst["variant"]:
+        said += f" {name} is {_score(best, rows)}"
+    else:
+        lowest = f"lowest with {worst['variant']}, {_score(worst, rows)}"
+        said += f" {name} is highest with {best['variant']}, {_score(best, rows)}, and {lowest}"
+    if majority is not None:
+        said += f"; always giving the same answer gives {fixed(majority, score_form(rows))}"
+    return f"{said}."
+
+
+def _score(line: Row, rows: Sequence[Row]) -> str:
+    """The mean score of a variant ± its deviation over runs; of one run with its interval."""
+    if line["score_sd"] is None:
+        return score_in_words(where(rows, variant=line["variant"])[0])
+    form = score_form(rows)
+    spread = f"(± {fixed(line['score_sd'], form)} over {line['n']} runs)"
+    return f"{fixed(line['score'], form)} {spread}"
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
-    return [
-        {"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)}
-        | {
-            "score_name": runs[0]["score_name"],
-            **_spread(runs, "score"),
-            **_spread(runs, "accuracy"),
-        }
-        | {name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")}
-        | {"trained": runs[0]["trained"]}
-        for variant, runs in grouped(rows, "variant").items()
-    ]
+    summary = []
+    for variant, runs in grouped(rows, "variant").items():
+        first = runs[0]
+        row = {"variant": variant, "kind": first["kind"], "count": first["count"], "n": len(runs)}
+        row |= {"score_name": first["score_name"], **_spread(runs, "score")}
+        row |= _spread(runs, "accuracy")
+        for column in ("loss", "seconds"):
+            row[column] = finite(fmean(numbers(runs, column)))
+        summary.append(row | {"trained": first["trained"]})
+    return summary
 
 
 def _spread(rows: Sequence[Row], column: str) -> Row:
     """Return the mean and standard deviation of a column, or None if some row lacks it."""
-    values = [row[column] for row in rows]
-    if None in values:
+    found = values(rows, column)
+    if None in found:
         return {column: None, f"{column}_sd": None}
-    return {column: mean(values), f"{column}_sd": stdev(values) if len(values) > 1 else None}
+    return {column: fmean(found), f"{column}_sd": stdev(found) if len(found) > 1 else None}
 
 
 def finetuning_table(rows: Sequence[Row], majority: float | None) -> SiteTable:
@@ -58,14 +108,17 @@ def finetuning_table(rows: Sequence[Row], majority: float | None) -> SiteTable:
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
     table = SiteTable(title, ["variant"], columns, {})
     for row in summarise(rows):
-        scores = (
-            "" if row[name] is None else f"{100 * row[name]:.1f}" for name in ("score", "score_sd")
-        )
-        further = aligned(row["loss"]), f"{row['seconds']:.0f}", f"{row['trained']:,}"
-        table.add_row(row["variant"], str(row["n"]), *scores, *further)
+        cells = [str(row["n"])]
+        for column in ("score", "score_sd"):
+            cells.append("" if row[column] is None else f"{100 * row[column]:.1f}")
+        cells += [aligned(row["loss"]), f"{row['seconds']:.0f}", f"{row['trained']:,}"]
+        table.add_row(row["variant"], *cells)
     if majority is not None:
         table.add_row(floor_words(rows), "", f"{100 * majority:.1f}", style="dim")
     return table
+
+
+# ---------------------------------------------------------------------- figure
 
 
 def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
@@ -78,65 +131,61 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         rows: one for each classifier.
         majority: score of always answering the most frequent class, or the mean number; None: there is none.
     """
-    counts = {kind: distinct(where(rows, kind=kind), "count") for kind in ACROSS}
-    curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
-    beside = [row for row in rows if row["kind"] not in curves]
-    if curves and not {row["kind"] for row in beside} - {
+    curves, widths = [], []
+    for kind in ACROSS:
+        count = len(distinct(where(rows, kind=kind), "count"))
+        if count >= CURVE_FROM:
+            curves.append(kind)
+            widths.append(max(3.2, 0.36 * count + 1.2))
+    others = [row for row in rows if row["kind"] not in curves]
+    if curves and set(values(others, "kind")) <= {
         "none"
-    }:  # nothing that the whole model is compared with
-        beside = []
-    widths = [max(3.2, 0.36 * len(counts[kind]) + 1.2) for kind in curves]
-    if beside:
-        widths.append(max(2.2, 0.85 * len(distinct(beside, "variant")) + 0.8))
-    figure, axes = panels(
-        len(widths), len(widths), (mean(widths), 3.8), (1.6, 0), width_ratios=widths, sharey=True
-    )
+    }:  # nothing to compare the whole model with
+        others = []
+    if others:
+        widths.append(max(2.2, 0.85 * len(distinct(others, "variant")) + 0.8))
+    count, size = len(widths), (fmean(widths), 3.8)
+    figure, axes = panels(count, count, size, (1.6, 0), width_ratios=widths, sharey=True)
     for kind, axis in zip(curves, axes, strict=False):
-        _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)
-    if beside:
-        _side_by_side(axes[-1], beside)
+        _curve(axis, where(rows, kind=kind), where(rows, kind="none"), kind)
+    if others:
+        _side_by_side(axes[-1], others)
     axes[0].set_ylabel(f"held-out texts: {score_words(rows)}")
     if majority is not None:
-        for axis in axes:
-            line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
-        figure.legend(
-            [line], [floor_words(rows)], loc="outside right upper", frameon=False, fontsize=8
-        )
+        look: Look = {"color": "0.5", "linestyle": ":", "linewidth": 1.2, "zorder": 0}
+        lines = [axis.axhline(100 * majority, **look) for axis in axes]
+        place: Look = {"loc": "outside right upper", "frameon": False, "fontsize": 8}
+        figure.legend(lines[:1], [floor_words(rows)], **place)
     return figure
 
 
-def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
+def _curve(axis: Axes, rows: Sequence[Row], whole: Sequence[Row], kind: str) -> None:
     """Draw the score against the number of blocks; the whole model has its own place on the same axis."""
     colour = MODEL_COLOURS[list(ACROSS).index(kind)]
-    whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
-    placed = grouped(
-        [row | {"place": whole if row["kind"] == "none" else row["count"]} for row in rows], "place"
-    )
-    across = sorted(placed)
-    axis.plot(
-        across,
-        [_dots(axis, place, placed[place], colour) for place in across],
-        color=colour,
-        linewidth=1.5,
-    )
+    places = {"bottom": UNFROZEN, "top": 0, "layers": max(values([*rows, *whole], "layers"))}
+    counts = grouped(rows, "count")
+    if whole:
+        counts[places[kind]] = [*counts.get(places[kind], []), *whole]
+    across = sorted(counts)
+    means = [_dots(axis, count, counts[count], colour) for count in across]
+    axis.plot(across, means, color=colour, linewidth=1.5)
     axis.set(xticks=across, xlabel=ACROSS[kind])
 
 
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
-    variants = grouped(rows, "variant")
+    variants, colour = grouped(rows, "variant"), MODEL_COLOURS[3]
     for place, runs in enumerate(variants.values()):
-        middle = _dots(axis, place, runs, MODEL_COLOURS[3])
-        axis.hlines(middle, place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
+        middle = _dots(axis, place, runs, colour)
+        axis.hlines(middle, place - 0.3, place + 0.3, color=colour, linewidth=1.8)
     axis.set_xticks(range(len(variants)), [name.replace("-", " ") for name in variants])
     axis.set_xlim(-0.6, len(variants) - 0.4)
 
 
 def _dots(axis: Axes, place: float, rows: Sequence[Row], colour: str) -> float:
     """Draw scores as dots side by side around one place, and return their mean."""
-    values = [100 * number(row["score"]) for row in rows]
-    middle = (len(values) - 1) / 2
-    across = [
-        place + (number - middle) * 0.3 / max(1, len(values) - 1) for number in range(len(values))
-    ]
-    axis.plot(across, values, linestyle="", marker="o", markersize=3.5, color=colour, alpha=0.45)
-    return mean(values)
+    scores = numbers(rows, "score", 100)
+    middle, step = (len(scores) - 1) / 2, 0.3 / max(1, len(scores) - 1)
+    across = [place + (count - middle) * step for count in range(len(scores))]
+    look: Look = {"linestyle": "", "marker": "o", "markersize": 3.5}
+    axis.plot(across, scores, color=colour, alpha=0.45, **look)
+    return fmean(scores)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.fitting.training_status import (
@@ -17,13 +16,16 @@ from aligners.fitting.training_status import (
     what_did_not_train,
 )
 from aligners.reports import drawing
+from aligners.reports.closest import known_lines, trained
 from aligners.reports.names import (
     WORDS,
     aligned,
     fixed,
+    listed,
     score_heading,
     score_words,
     site_name,
+    span,
     with_short_names,
 )
 from aligners.reports.report import (
@@ -32,7 +34,11 @@ from aligners.reports.report import (
     by_sites,
     grouped,
     is_known,
+    known,
+    largest,
+    mean,
     number,
+    numbers,
     site_pairs,
     where,
 )
@@ -43,89 +49,16 @@ from aligners.reports.runs.injection_words import (
     panel_words,
     panels_of,
 )
-from aligners.reports.runs.updates.generated_report import generation_tables
+from aligners.reports.runs.updates.generated_report import generation_tables, generation_words
 from aligners.reports.screen import ROLE_STYLES, SiteTable
-from aligners.reports.templates import sentences
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
 TOLD_APART = 0.02  # mean top 1 of maps that differ by as much
 MOST_PANELS = 4  # of which retrieval is said one by one
 COLUMN_GROUPS, FVU_LABELS = WORDS["injection"], WORDS["fvu"]  # for the score see score_heading
-MOST_NUMBERS_ABREAST = 12
-KINDS = CLOSED, OTHERS, FLOORS = "closed forms", "trained maps", "floors"
-FVU_TOP = (
-    10.0  # an inverse can be arbitrarily worse than the mean, and would squeeze the lines below 1
-)
-
-
-def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
-    """Divide each trained bijection's FVU by that of an unconstrained network of equal size, site by site.
-
-    A bijection is compared in the directions in which it was trained, with networks trained in the same direction. A
-    ratio of 1 means that being invertible costs nothing.
-    """
-    place = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
-    rows = [row for row in rows if is_trained(row)]
-    free = [row for row in rows if row["fit"] == TRAINED and not row["bijective"]]
-    return [
-        {key: row[key] for key in (*place, "method", "fit")}
-        | {"against": other["method"], "ratio": row["fvu"] / other["fvu"]}
-        for row in rows
-        if row["bijective"] and row["fit"] in (TRAINED, BOTH_WAYS) and row["fvu"] is not None
-        for other in free
-        if other["fvu"]
-        and all(other[key] == row[key] for key in place)
-        and abs(other["parameters"] - row["parameters"]) <= ALIKE * row["parameters"]
-    ]
-
-
-def below_chance(rows: Sequence[Row]) -> list[Row]:
-    """Find models whose own score is below the interval of random labels."""
-    below: dict[str, Row] = {}
-    for panel in panels_of(rows):
-        chance = next((row["score_low"] for row in where(panel, method="random_label")), None)
-        for method in ("native_x", "native_y"):
-            for row in where(panel, method=method):
-                if None not in (chance, row["score"]) and row["score"] < chance:
-                    model = row[f"model_{method[-1]}"]
-                    below[model] = {
-                        "model": model,
-                        "method": method,
-                        "score": row["score"],
-                        "chance_low": chance,
-                    }
-    return list(below.values())
-
-
-def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
-    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies.
-
-    Args:
-        rows: of a report.
-        begun: whether the report's lead has been read, which says some of it of the first panel.
-    """
-    lines = []
-    for entry in below_chance(rows):
-        own, chance = (fixed(100 * entry[name], ".1f") for name in ("score", "chance_low"))
-        lines.append(
-            f"Caution: {entry['model']} by itself scores {own}, below what random labels get (from {chance}). Its "
-            "classes may be in another order than the texts' (see `labels` in report.json; `--data.labels` says which "
-            "are which), or it was trained on another task."
-        )
-    for place, panel in enumerate(panels_of(rows)):
-        lines.append(panel_words(panel, price_of_bijectivity(panel), begun=begun and place == 0))
-    return "\n".join([*lines, *what_did_not_train(rows)])
-
-
-def retrieval(rows: Sequence[Row]) -> list[str]:
-    """Say of each panel how often mapped rows find their partners, where this tells maps apart."""
-    maps = [row for row in rows if row["role"] == "method" and row.get("top1_all") is not None]
-    panels = {
-        panel_title(panel): panel for panel in grouped(maps, "model_x", "model_y", "rows").values()
-    }
-    if len(panels) > MOST_PANELS:
-        panels = {f"{len(panels)} pairs of models": maps}
-    return sentences("retrieval", panels=panels, least=TOLD_APART)
+CLOSED, OTHERS, FLOORS = "closed forms", "trained maps", "floors"
+FVU_TOP = 10.0  # an inverse can be far worse than the mean, and would squeeze the lines below 1
+PLACE = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
 
 
 def report(
@@ -140,79 +73,170 @@ def report(
         samples: some of these texts.
     """
     shown = with_short_names(rows)
-    about = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
-    figures = {
-        name: partial(draw, shown)
-        for name, (column, draw) in FIGURES.items()
-        if is_known(rows, column)
+    figures = {}
+    for name, (column, draw) in FIGURES.items():
+        if is_known(shown, column):
+            figures[name] = partial(draw, shown)
+    findings = reading(shown).splitlines()
+    for panel in panels_of(shown):
+        for sentence in beside_far_rows(panel):
+            findings.append(f"- {panel_title(panel)}: {sentence}")
+    findings += generation_words(with_short_names(generation)) + left_out(meta)
+    judged = {
+        "price_of_bijectivity": price_of_bijectivity(rows),
+        "below_chance": below_chance(rows),
     }
-    written = sentences("generation", rows=with_short_names(generation))
-    findings = [
-        *reading(shown, begun=True).splitlines(),
-        *_beside_far(shown),
-        *written,
-        *sentences("left_out", meta=meta),
-    ]
-    screen = [*console_tables(shown), *generation_tables(generation, samples)]
-    means = [
-        row for row in shown if row["site_x"] is None and row.get("fit")
-    ]  # over draws; earlier versions had one
-    note = "\n".join(dict.fromkeys(sentences("draws", rows=means)))
-    tables = {"generation": generation, "samples": samples} if generation else {}
-    first = lead(shown)
     return Report(
         "report",
-        meta | about,
+        meta | judged,
         rows,
-        tables,
+        {"generation": generation, "samples": samples} if generation else {},
         figures=figures,
-        screen=screen,
-        note=note,
-        lead=first,
+        screen=[*console_tables(shown), *generation_tables(generation, samples)],
+        note="\n".join(_draws(shown)),
+        lead=lead(shown),
         sentences=findings,
     )
 
 
-def _beside_far(rows: Sequence[Row]) -> list[str]:
-    """What errors are with far rows, or without them, panel by panel."""
-    found = []
+# ---------------------------------------------------------------------- what is judged
+
+
+def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
+    """Divide each trained bijection's FVU by that of an unconstrained network of equal size, site by site.
+
+    A bijection is compared in the directions in which it was trained, with networks trained in the same direction. A
+    ratio of 1 means that being invertible costs nothing.
+    """
+    prices = []
+    for here in grouped(filter(is_trained, rows), *PLACE).values():
+        networks = [row for row in known(here, "fvu") if row["fit"] in (TRAINED, BOTH_WAYS)]
+        for row, other in product(networks, networks):
+            far = abs(other["parameters"] - row["parameters"])
+            if not row["bijective"] or other["bijective"] or other["fit"] != TRAINED:
+                continue
+            if other["fvu"] and far <= ALIKE * row["parameters"]:
+                price = {key: row[key] for key in (*PLACE, "method", "fit")}
+                price |= {"against": other["method"], "ratio": row["fvu"] / other["fvu"]}
+                prices.append(price)
+    return prices
+
+
+def below_chance(rows: Sequence[Row]) -> list[Row]:
+    """Find models whose own score is below the interval of random labels."""
+    below: dict[str, Row] = {}
     for panel in panels_of(rows):
-        found += [f"- {panel_title(panel)}: {sentence}" for sentence in beside_far_rows(panel)]
-    return found
+        random = known(where(panel, method="random_label"), "score_low")
+        for row in known(panel, "score"):
+            if row["method"] not in ("native_x", "native_y") or not random:
+                continue
+            model, chance = row[f"model_{row['method'][-1]}"], random[0]["score_low"]
+            if row["score"] < chance:
+                found = {"method": row["method"], "score": row["score"], "chance_low": chance}
+                below[model] = {"model": model, **found}
+    return list(below.values())
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def reading(rows: Sequence[Row]) -> str:
+    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
+    lines = []
+    for entry in below_chance(rows):
+        own, chance = fixed(100 * entry["score"], ".1f"), fixed(100 * entry["chance_low"], ".1f")
+        lines.append(
+            f"Caution: {entry['model']} by itself scores {own}, below what random labels get (from {chance}). Its "
+            "classes may be in another order than the texts' (see `labels` in report.json; `--data.labels` says which "
+            "are which), or it was trained on another task."
+        )
+    for panel in panels_of(rows):
+        lines.append(panel_words(panel, price_of_bijectivity(panel)))
+    return "\n".join([*lines, *what_did_not_train(rows)])
+
+
+def retrieval(rows: Sequence[Row]) -> list[str]:
+    """Say of each panel how often mapped rows find their partners, where this tells maps apart."""
+    maps = known(where(rows, role="method"), "top1_all")
+    panels = {}
+    for panel in grouped(maps, "model_x", "model_y", "rows").values():
+        panels[panel_title(panel)] = panel
+    if len(panels) > MOST_PANELS:
+        panels = {f"{len(panels)} pairs of models": maps}
+    said = []
+    for title, panel in panels.items():
+        lines = trained(known_lines(panel, "top1_all"))
+        means = [mean(line, "top1_all") for line in lines.values()]
+        if len(means) < 2 or max(means) - min(means) < TOLD_APART:
+            continue
+        each = [f"{span(line, 'top1_all', '.1%')} with {name}" for name, line in lines.items()]
+        count = span(panel, "candidates_all", ",.0f")
+        nearest = f"the nearest of {count} rows of the target is the partner of a mapped row"
+        sentence = f"{title}: {nearest} (top 1) for {listed(each)}"
+        centred = [mean(line, "top1_all_centred") for line in lines.values()]
+        if max(centred) - max(means) >= TOLD_APART:
+            most = max(largest(line, "top1_all_centred") for line in lines.values())
+            sentence += f"; after the target's mean is subtracted, for up to {most:.1%}"
+        said.append(f"{sentence}.")
+    return said
+
+
+def left_out(meta: Row) -> list[str]:
+    """Say what was not injected or not measured, and why."""
+    said = []
+    for direction, why in meta.get("not_injected", {}).items():
+        said.append(f"Nothing was injected {direction}: {why}.")
+    for name, why in meta.get("refusals", {}).items():
+        said.append(f"Left out, {name}: {why}")
+    return said
+
+
+def _draws(rows: Sequence[Row]) -> list[str]:
+    """What floors that are means over draws have, from the least to the largest."""
+    said: dict[str, None] = {}
+    for row in known(rows, "score"):
+        if row["site_x"] is None and row.get("fit"):
+            scores = f"{100 * row['score_low']:.1f} to {100 * row['score_high']:.1f}"
+            unit = score_words([row])
+            said[f"{row['method']} ({row['model_y']}): {row['fit']}: {scores} ({unit})"] = None
+    return list(said)
+
+
+# ---------------------------------------------------------------------- tables
 
 
 def console_tables(rows: Sequence[Row]) -> list[SiteTable]:
-    """Make tables for each direction and kind of rows: methods down, sites across.
+    """Make a table for each direction and kind of rows: methods down, sites across.
 
     Groups of columns are penalty, loss, score, FVU, FVU on unseen types and on other text, FVU of the inverse, and top
-    1 of retrieval.
-    Where there are many sites each has a table of its own. A group without numbers is left out.
+    1 of retrieval. A group without numbers is left out.
     """
-    tables = []
-    for panel in panels_of(rows):
-        pairs = site_pairs(panel)
-        nats = is_known(
-            panel, "penalty"
-        )  # where numbers are predicted, the loss is in their own unit
-        groups = [
-            name for name in COLUMN_GROUPS if is_known(panel, name) and (nats or name != "loss")
-        ]
-        count = math.ceil(len(groups) / max(1, MOST_NUMBERS_ABREAST // len(pairs)))
-        tables += [_table(panel, pairs, list(part)) for part in np.array_split(groups, count)]
-    return tables
+    return [_table(panel) for panel in panels_of(rows)]
 
 
-def _table(panel: list[Row], pairs: list[tuple[int, int]], columns: list[str]) -> SiteTable:
+def _table(panel: list[Row]) -> SiteTable:
+    pairs = site_pairs(panel)
     names = [site_name(pair) for pair in pairs]
+    columns = [column for column in COLUMN_GROUPS if is_known(panel, column)]
+    if "loss" in columns and "penalty" not in columns:
+        columns.remove("loss")  # where numbers are predicted, the loss is in their own unit
     across = {COLUMN_GROUPS[column] or score_heading(panel): names for column in columns}
     table = SiteTable(panel_title(panel), ["method"], ["parameters"], across)
-    for name, method_rows in grouped(panel, "method").items():
-        line, first = by_sites(method_rows), method_rows[0]
-        cells = [mark(aligned(100 * number(row[column]), 1) if column == "score" else aligned(row[column]), row)
-                 for column in columns for row in (line.get(pair, first) for pair in pairs)]  # fmt: skip
-        parameters = f"{first['parameters']:,}" if first["parameters"] else ""
-        table.add_row(name, parameters, *cells, style=ROLE_STYLES.get(first["role"]))
+    for name, line in grouped(panel, "method").items():
+        sites, first = by_sites(line), line[0]
+        cells = [f"{first['parameters']:,}" if first["parameters"] else ""]
+        for column, pair in product(columns, pairs):
+            cells.append(_cell(sites.get(pair, first), column))
+        table.add_row(name, *cells, style=ROLE_STYLES.get(first["role"]))
     return table
+
+
+def _cell(row: Row, column: str) -> str:
+    text = aligned(100 * number(row[column]), 1) if column == "score" else aligned(row[column])
+    return mark(text, row)
+
+
+# ---------------------------------------------------------------------- figures
 
 
 def fvu_figure(rows: Sequence[Row]) -> Figure:
@@ -221,33 +245,32 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     Where they are known, FVU on the rows of unseen types and on another source of text follow below.
     """
     heights = [name for name in FVU_LABELS if name == "fvu" or is_known(rows, name)]
-    styles = _styles(rows)
-    parts = [part for panel in panels_of(rows) for part in _parts(panel, styles)]
-    figure, axes = drawing.panels(
-        len(heights) * len(parts), len(parts), drawing.PANEL, (1.9, 1.1), sharey=True
-    )
-    beyond: dict[str, None] = {}
+    parts = _parts(panels_of(rows), _styles(rows))
+    count = len(heights) * len(parts)
+    figure, axes = drawing.panels(count, len(parts), drawing.PANEL, (1.9, 1.1), sharey=True)
+    beyond: dict[str, None] = {}  # in order of appearance
     starts: set[str] = set()
     for axis, (height, part) in zip(axes, product(heights, parts), strict=True):
         for name, style, cells in part.lines:
             line = [row for row in cells if row is not None]
-            values = [number(row.get(height)) for row in line]
-            shown = [value if value < FVU_TOP else math.nan for value in values]
-            on_scale = [math.isfinite(value) for value in shown]
-            if drawing.line_of_maps(
-                axis, range(len(line)), shown, line, name if any(on_scale) else None, style
-            ):
+            fvus = numbers(line, height)
+            shown = [value if value < FVU_TOP else math.nan for value in fvus]
+            label = name if any(map(math.isfinite, shown)) else None
+            if drawing.line_of_maps(axis, range(len(line)), shown, line, label, style):
                 starts.add(name)
-            if any(value >= FVU_TOP for value in values):
+            if any(value >= FVU_TOP for value in fvus):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         drawing.name_sites(axis, part.title if height == "fvu" else "", map(site_name, part.pairs))
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     drawing.log_scale(axes)
-    notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
-    notes += [f"{drawing.HOLLOW} ({', '.join(sorted(starts))})"] if starts else []
-    drawing.dress(figure, axes, "\n".join(["site (layer)", *notes]), "")
+    across = "site (layer)"
+    if beyond:
+        across += f"\nabove {FVU_TOP:g}, off the scale: {', '.join(beyond)}"
+    if starts:
+        across += f"\n{drawing.HOLLOW} ({', '.join(sorted(starts))})"
+    drawing.dress(figure, axes, across, "")
     return figure
 
 
@@ -259,9 +282,15 @@ def penalty_figure(rows: Sequence[Row]) -> Figure:
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
     """Draw the task's score after injection, with intervals, between the ceiling and the floors."""
-    return _by_site(
-        rows, ("ceiling", "floor"), "score", f"after injection: {score_words(rows)}", 100
-    )
+    up = f"after injection: {score_words(rows)}"
+    return _by_site(rows, ("ceiling", "floor"), "score", up, 100)
+
+
+FIGURES = {  # name -> column without which there is nothing to draw, and what draws it
+    "penalty": ("penalty", penalty_figure),
+    "fvu": ("fvu", fvu_figure),
+    "accuracy": ("score", accuracy_figure),
+}
 
 
 def _by_site(
@@ -270,40 +299,50 @@ def _by_site(
     """Draw a column against site where it is known; rows without a site are levels if they have one of `roles`."""
     shown = [panel for panel in panels_of(rows) if is_known(panel, column)]
     styles = _styles([row for panel in shown for row in panel])
-    looks, panels = drawing.LOOKS["levels"], []
+    panels = []
     for panel in shown:
-        without = [
-            row
-            for row in panel
-            if row["site_x"] is None and row["role"] in roles and row[column] is not None
-        ]
-        levels = [
-            (row["method"], {"linewidth": 1, **looks[row["method"]]}, row[column])
-            for row in without
-        ]
-        for row, end in product(without, ("_low", "_high")):
-            if row.get("fit"):  # a mean over draws
-                levels.append((None, {**looks[row["method"]], "linewidth": 0.5}, row[column + end]))
-        panels += [part._replace(levels=levels) for part in _parts(panel, styles)]
+        levels = _levels(panel, roles, column)
+        panels += [part._replace(levels=levels) for part in _parts([panel], styles)]
     return drawing.site_figure(panels, column, up, scale)
 
 
-def _parts(panel: list[Row], styles: dict[str, drawing.Look]) -> list[drawing.SitePanel]:
+def _levels(panel: Sequence[Row], roles: Sequence[str], column: str) -> list[drawing.Level]:
+    """What has no site; the ends of means over draws as thin lines."""
+    levels: list[drawing.Level] = []
+    ends: list[drawing.Level] = []
+    for row in known(panel, column):
+        if row["site_x"] is not None or row["role"] not in roles:
+            continue
+        look = {"linewidth": 1, **drawing.LOOKS["levels"][row["method"]]}
+        levels.append((row["method"], look, row[column]))
+        if row.get("fit"):
+            thin = {**look, "linewidth": 0.5}
+            ends += [(None, thin, row[f"{column}_low"]), (None, thin, row[f"{column}_high"])]
+    return levels + ends
+
+
+def _parts(panels: Sequence[list[Row]], styles: dict[str, drawing.Look]) -> list[drawing.SitePanel]:
     """Draw a panel's lines in one that can be read, or else closed forms, trained maps and floors each in their own."""
-    methods = grouped(panel, "method")
-    lines = {
-        name: (name, style, methods[name]) for name, style in styles.items() if name in methods
-    }
-    title, pairs = panel_title(panel), site_pairs(panel)
-    if len(lines) <= drawing.MOST_LINES:
-        return [drawing.SitePanel(title, pairs, list(lines.values()))]
     parts = []
-    for kind in KINDS:
-        names = [name for name, (_, style, line) in lines.items() if _kind(line, style) == kind]
-        for share in drawing.evenly(names):
-            parts.append(
-                drawing.SitePanel(f"{title}\n{kind}", pairs, [lines[name] for name in share])
-            )
+    for panel in panels:
+        methods, title, pairs = grouped(panel, "method"), panel_title(panel), site_pairs(panel)
+        kinds: dict[str, list[tuple[str, drawing.Look, drawing.Cells]]] = {
+            CLOSED: [],
+            OTHERS: [],
+            FLOORS: [],
+        }
+        for name, style in styles.items():
+            if name in methods:
+                line = (name, style, methods[name])
+                kinds[_kind(methods[name], style)].append(line)
+        together = [line for lines in kinds.values() for line in lines]
+        if len(together) <= drawing.MOST_LINES:
+            together.sort(key=lambda line: list(styles).index(line[0]))
+            parts.append(drawing.SitePanel(title, pairs, together))
+            continue
+        for kind, lines in kinds.items():
+            for share in drawing.evenly(lines):
+                parts.append(drawing.SitePanel(f"{title}\n{kind}", pairs, share))
     return parts
 
 
@@ -315,17 +354,10 @@ def _kind(line: Sequence[Row], style: drawing.Look) -> str:
 
 def _styles(rows: Sequence[Row]) -> dict[str, drawing.Look]:
     """Say how to draw each method that has sites, in every panel: closed forms dashed, floors dotted."""
-    roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
-    solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
-    styles = drawing.method_looks(sorted(roles, key=lambda name: roles[name] == "floor"))
-    for name in solved:
-        if roles.get(name, "floor") != "floor":
+    methods = grouped(known(rows, "site_x"), "method")
+    ordered = sorted(methods, key=lambda name: methods[name][-1]["role"] == "floor")
+    styles = drawing.method_looks(ordered)
+    for name, line in methods.items():
+        if line[-1]["role"] != "floor" and "closed form" in [row.get("fit") for row in line]:
             styles[name]["linestyle"] = "--"
     return styles
-
-
-FIGURES = {  # name -> column without which there is nothing to draw, and what draws it
-    "penalty": ("penalty", penalty_figure),
-    "fvu": ("fvu", fvu_figure),
-    "accuracy": ("score", accuracy_figure),
-}

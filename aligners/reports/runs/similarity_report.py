@@ -1,7 +1,7 @@
 """The report of a comparison of representations: heat maps, lines along matching layers, a table."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -10,19 +10,28 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, file_names, site_name, with_short_names
+from aligners.reports.names import (
+    WORDS,
+    counted,
+    file_names,
+    listed,
+    site_name,
+    span,
+    with_short_names,
+)
 from aligners.reports.report import (
     Report,
     Row,
     distinct,
     grouped,
     is_known,
+    known,
     models_in,
-    number,
+    numbers,
     where,
 )
+from aligners.reports.runs.injection_report import left_out
 from aligners.reports.screen import SiteTable
-from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
 
 MOST_PAIRS = 12  # of different models, each of which has figures and a table of its own by default
@@ -31,6 +40,7 @@ NARROW = 30  # letters that fit below one of so many panels abreast
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
 LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
+BEYOND = "the trained models are more alike than their untrained twins, beyond the 95% interval over texts, by"
 
 
 def report(
@@ -54,74 +64,40 @@ def report(
         each_pair: whether each pair of models has figures and a table of its own; default: up to a dozen pairs.
     """
     shown = with_short_names(rows)
-    several = len(_different(shown))
-    alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    further = {"missing": missing, "models": models}
-    tables = {
-        "layers": layers,
-        "distances": distances,
-        **{name: rows for name, rows in further.items() if rows},
-    }
-    figures = _figures(shown, alone)
-    screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
-    findings = sentences(
-        "similarity", alone=alone, several=several, distances=with_short_names(distances), meta=meta
-    )
-    findings = [*_beside_far(_raw(shown)), *findings]
+    pairs = _pairs(shown)
+    alone = len(pairs) <= MOST_PAIRS if each_pair is None else each_pair
+    tables = {"layers": layers, "distances": distances}
+    if missing:
+        tables["missing"] = missing
+    if models:
+        tables["models"] = models
+    findings = _far_rows(list(grouped(shown, "model_x", "model_y").values()))
+    if alone:
+        findings += _distances(with_short_names(distances))
+    else:
+        findings.append(
+            f"{len(pairs)} pairs of models: one figure shows all of them, and each has its rows in similarity.csv. "
+            "`--each_pair true` makes figures and a table of each."
+        )
     return Report(
-        "similarity", meta, rows, tables, figures=figures, screen=screen, sentences=findings
+        "similarity",
+        meta,
+        rows,
+        tables,
+        figures=_figures(shown, pairs, alone),
+        screen=[_table(_raw(panel)) for panel in pairs] if alone else [],
+        lead=lead(meta, pairs),
+        sentences=findings + left_out(meta),
     )
 
 
-def _beside_far(rows: Sequence[Row]) -> list[str]:
-    """What the measures are with rows far from all others, or without them, at matching layers."""
-    sentences_of_far = []
-    for column, which in {"with_far": "With", "without_far": "Without"}.items():
-        each = []
-        for label, line in grouped(rows, "label").items():
-            pairs = matching_layers(*_layers(line))
-            near = [row for row in line if (row["layer_x"], row["layer_y"]) in pairs]
-            known = [
-                row for row in near if row.get(column) is not None and row["value"] is not None
-            ]
-            if known:
-                beside, own = _span(known, column), _span(known, "value")
-                each.append(f"{label} {beside} for {own}")
-        if each:
-            said = (
-                f"{which} the rows that are far from all others the values at matching layers are"
-            )
-            sentences_of_far.append(f"{said} {', '.join(each)}.")
-    return sentences_of_far
+# ---------------------------------------------------------------------- rows
 
 
-def _span(rows: Sequence[Row], column: str) -> str:
-    """The least and the largest value of a column."""
-    least, most = (f"{end(row[column] for row in rows):.3f}" for end in (min, max))
-    return least if least == most else f"{least} to {most}"
-
-
-def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]]:
-    """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
-    figures: dict[str, Callable[[], Figure]] = {}
-    names = file_names(models_in(rows))
-    panels = grouped(rows, "model_x", "model_y").items() if alone else ()
-    for (model_x, model_y), panel in sorted(panels, key=lambda item: item[0][0] == item[0][1]):
-        pair = f"{names[model_x]}_{names[model_y]}"
-        if model_x != model_y:
-            figures[f"diagonal_{pair}"] = partial(layer_lines, panel)
-        figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
-    if not alone:
-        figures["diagonal_all"] = partial(pair_lines, _different(rows))
-    by_measure = grouped(_raw(rows), "measure") if len(names) > 2 else {}
-    return figures | {
-        f"all_{measure}": partial(block_map, measured) for measure, measured in by_measure.items()
-    }
-
-
-def _different(rows: Sequence[Row]) -> list[list[Row]]:
+def _pairs(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each pair of different models."""
-    return [panel for (x, y), panel in grouped(rows, "model_x", "model_y").items() if x != y]
+    pairs = grouped(rows, "model_x", "model_y")
+    return [panel for (x, y), panel in pairs.items() if x != y]
 
 
 def _layers(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
@@ -133,21 +109,158 @@ def _raw(rows: Sequence[Row]) -> list[Row]:
     return where(rows, features="raw")
 
 
+def _at_matching_layers(pairs: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
+    """Measure -> its values at matching layers of all pairs of models, of raw features."""
+    rows = []
+    for panel in pairs:
+        places = matching_layers(*_layers(panel))
+        for row in known(_raw(panel), "value"):
+            if (row["layer_x"], row["layer_y"]) in places:
+                rows.append(row)
+    return grouped(rows, "label")
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def lead(meta: Row, pairs: Sequence[Sequence[Row]]) -> str:
+    """Say by which measures trained models are more alike than untrained ones at matching layers.
+
+    Args:
+        meta: of the report.
+        pairs: the rows of each pair of models, with short names.
+    """
+    if not pairs:
+        return (
+            "The layers of each model were compared with each other, and no two models. "
+            "The figures and tables have all values."
+        )
+    lines = _at_matching_layers(pairs)
+    first = pairs[0][0]
+    who = f"{first['model_x']} and {first['model_y']}"
+    if not lines:
+        count = counted(len(pairs), "pair")
+        return f"Matching layers of {count} of models were compared, but no value is a number."
+    if len(pairs) > 1:
+        who = f"{len(pairs)} pairs of models"
+    count = meta["n_rows"] if "n_rows" in meta else first["n_rows"]
+    measures = counted(len(lines), "measure")
+    said = [f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."]
+    above, some, below = [], [], []
+    for label, line in lines.items():
+        beats = [
+            row for row in known(known(line, "untrained"), "low") if row["low"] > row["untrained"]
+        ]
+        if not is_known(line, "untrained"):
+            continue
+        if len(beats) == len(line):
+            above.append(label)
+        elif beats:
+            some.append(f"{label} ({len(beats)} of {len(line)})")
+        else:
+            below.append(label)
+    if above:
+        said.append(f"At every matching layer {BEYOND} {listed(above)}.")
+    if some:
+        begins = (
+            "At some layers they are more alike by"
+            if above
+            else f"At some matching layers {BEYOND}"
+        )
+        said.append(f"{begins} {listed(some)}.")
+    if below and (above or some):
+        said.append(f"At none are they more alike by {listed(below)}.")
+    elif below:
+        measure = below[0] if len(below) == 1 else "any measure"
+        twins = BEYOND.replace("the trained models are", "are the trained models")
+        said.append(f"At no matching layer {twins} {measure}.")
+    label = [*above, *below, *lines][0]
+    said.append(_value(label, lines[label], controlled=bool(above or some or below)))
+    return " ".join(said)
+
+
+def _value(label: str, line: Sequence[Row], *, controlled: bool) -> str:
+    """The values of a measure, beside those of its controls."""
+    text = f"At matching layers {label} is {span(line, 'value', '.2f')}"
+    if not controlled:
+        return (
+            f"{text}. A value alone does not say how alike two models are, as untrained ones can have the same: "
+            "`--controls true` puts these, permuted texts and intervals beside it."
+        )
+    controls = known(known(line, "untrained"), "null")
+    if controls:
+        twins, null = span(controls, "untrained", ".2f"), span(controls, "null", ".2f")
+        text += f", {twins} between untrained twins and {null} with the texts permuted"
+    return f"{text}."
+
+
+def _distances(rows: Sequence[Row]) -> list[str]:
+    said = []
+    for row in rows:
+        models = f"{row['model_x']} and {row['model_y']}"
+        distance = f"{row['angular_distance']:.3f}"
+        said.append(f"Angular distance of {models} (Brown et al., eq. 2), from CKA: {distance}")
+    return said
+
+
+def _far_rows(pairs: Sequence[Sequence[Row]]) -> list[str]:
+    """What the measures are with rows far from all others, or without them, at matching layers."""
+    said = []
+    for column, which in {"with_far": "With", "without_far": "Without"}.items():
+        each = []
+        for label, line in _at_matching_layers(pairs).items():
+            beside = known(line, column)
+            if beside:
+                each.append(
+                    f"{label} {span(beside, column, '.3f')} for {span(beside, 'value', '.3f')}"
+                )
+        if each:
+            begins = (
+                f"{which} the rows that are far from all others the values at matching layers are"
+            )
+            said.append(f"{begins} {', '.join(each)}.")
+    return said
+
+
+# ---------------------------------------------------------------------- table
+
+
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Make the table of a pair of models: measures down, matching layers across, controls below each value."""
     pairs = matching_layers(*_layers(rows))
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
-    table = SiteTable(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
+    table = SiteTable(title, ["measure", ""], [], {"": map(site_name, pairs)})
     for measure, measured in grouped(rows, "label").items():
         for column, words in WORDS["similarity"].items():
-            known = [
-                row for row in measured if row.get(column) is not None
-            ]  # reports of earlier versions lack some
-            cells = {(row["layer_x"], row["layer_y"]): f"{row[column]:.3f}" for row in known}
-            values = [cells.get(pair, "") for pair in pairs]
-            if any(values):
-                table.add_row(measure, words, *values, style="dim" if words else None)
+            cells = {}
+            for row in known(measured, column):
+                cells[row["layer_x"], row["layer_y"]] = f"{row[column]:.3f}"
+            texts = [cells.get(pair, "") for pair in pairs]
+            if any(texts):
+                table.add_row(measure, words, *texts, style="dim" if words else None)
     return table
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def _figures(
+    rows: Sequence[Row], pairs: Sequence[Sequence[Row]], alone: bool
+) -> dict[str, Callable[[], Figure]]:
+    """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
+    figures: dict[str, Callable[[], Figure]] = {}
+    names = file_names(models_in(rows))
+    panels = grouped(rows, "model_x", "model_y") if alone else {}
+    for (x, y), panel in sorted(panels.items(), key=lambda item: item[0][0] == item[0][1]):
+        if x != y:
+            figures[f"diagonal_{names[x]}_{names[y]}"] = partial(layer_lines, panel)
+        figures[f"layers_{names[x]}_{names[y]}"] = partial(pair_map, _raw(panel))
+    if not alone:
+        figures["diagonal_all"] = partial(pair_lines, pairs)
+    if len(names) > 2:
+        for measure, measured in grouped(_raw(rows), "measure").items():
+            figures[f"all_{measure}"] = partial(block_map, measured)
+    return figures
 
 
 def pair_map(rows: Sequence[Row]) -> Figure:
@@ -156,22 +269,13 @@ def pair_map(rows: Sequence[Row]) -> Figure:
     Args:
         rows: those of one pair of models, with raw features.
     """
-    measures, layers = grouped(rows, "label"), _layers(rows)
-    cell = CELL if max(map(len, layers)) <= 8 else SMALL_CELL
-    height, width = (max(1.9, cell * len(entries)) for entries in layers)
-    size = width + 0.55, height + 0.75
+    measures, (up, across) = grouped(rows, "label"), _layers(rows)
+    cell = CELL if max(len(up), len(across)) <= 8 else SMALL_CELL
+    size = max(1.9, cell * len(across)) + 0.55, max(1.9, cell * len(up)) + 0.75
     figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
     columns = "layer_x", "layer_y", "value"
-    drawing.heat_maps(
-        axes,
-        measures,
-        measures.values(),
-        columns,
-        *layers,
-        shrink=0.6,
-        pad=0.01,
-        label="similarity",
-    )
+    bar: drawing.Look = {"shrink": 0.6, "pad": 0.01, "label": "similarity"}
+    drawing.heat_maps(axes, measures, measures.values(), columns, up, across, **bar)
     drawing.label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
     return figure
 
@@ -184,51 +288,53 @@ def block_map(rows: Sequence[Row]) -> Figure:
     Args:
         rows: those of one measure and all pairs of models, with raw features.
     """
-    models, layers = (
-        models_in(rows),
-        {(row[f"model_{side}"], row[f"layer_{side}"]) for row in rows for side in "xy"},
-    )
-    places = sorted(layers, key=lambda place: (models.index(place[0]), place[1]))
-    blocks = Counter(model for model, _ in places)
+    models = list(dict.fromkeys(models_in(rows)))
+    found: set[tuple[str, int]] = set()
+    cells = []
+    for row in rows:
+        x, y = (row["model_x"], row["layer_x"]), (row["model_y"], row["layer_y"])
+        found |= {x, y}
+        if row["direction"] != "backward":
+            cells.append({"from": x, "to": y, "value": row["value"]})
+        if row["direction"] != "forward":
+            cells.append({"from": y, "to": x, "value": row["value"]})
+    places = sorted(found, key=lambda place: (models.index(place[0]), place[1]))
+    layers = [layer for _, layer in places]
     room = 0.3 * len(places)
     size = min(max(3.5, room), LARGEST)
     figure, (axis,) = drawing.panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
-    numbers = [layer for _, layer in places]
-    image = drawing.heat_map(axis, _both_directions(rows, places), numbers, numbers)
+    grid = drawing.layer_grid(cells, ("from", "to", "value"), places, places)
+    image = drawing.heat_map(axis, grid, layers, layers)
     crowded = room > LARGEST
     if crowded:  # there is no room for the numbers of layers
         axis.set(xticks=[], yticks=[])
-    _name_blocks(axis, blocks, crowded)
+    _name_blocks(axis, [model for model, _ in places], crowded)
     figure.suptitle(rows[0]["measure"], fontsize=10)
-    figure.colorbar(
-        image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's"
-    )
+    words = "similarity of the row's layer to the column's"
+    figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label=words)
     return figure
 
 
-def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> NDArray[np.float64]:
-    """Arrange the similarity of each (model, layer) to each other; NaN where none was measured."""
-    cells = []
-    for row in rows:
-        x, y = ((row[f"model_{side}"], row[f"layer_{side}"]) for side in "xy")
-        ends = {"forward": [(x, y)], "backward": [(y, x)]}.get(row["direction"], [(x, y), (y, x)])
-        cells += [{"from": a, "to": b, "value": row["value"]} for a, b in ends]
-    return drawing.layer_grid(cells, ("from", "to", "value"), places, places)
+def _name_blocks(axis: Axes, models: Sequence[str], crowded: bool) -> None:
+    """Separate the models by white lines, and name them above and on the right, across their blocks if crowded.
 
-
-def _name_blocks(axis: Axes, blocks: Mapping[str, int], crowded: bool) -> None:
-    """Separate the models by white lines, and name them above and on the right, across their blocks if crowded."""
-    names, sizes = list(blocks), np.array(list(blocks.values()))
+    Args:
+        axis: the panel.
+        models: of each layer.
+        crowded: whether there is room for short names alone.
+    """
+    blocks = Counter(models)
+    sizes = np.array(list(blocks.values()))
     ends = np.cumsum(sizes)
     for end in ends[:-1]:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
         axis.axvline(end - 0.5, color="w", linewidth=1.5)
     middles = ends - sizes / 2 - 0.5
     above, right = axis.secondary_xaxis("top"), axis.secondary_yaxis("right")
-    above.set_xticks(middles, names, rotation=90 if crowded else 0)
-    right.set_yticks(middles, names, rotation=0 if crowded else 90, va="center")
-    for labels in (above, right):
-        labels.tick_params(length=0)
+    above.set_xticks(middles, list(blocks), rotation=90 if crowded else 0)
+    right.set_yticks(middles, list(blocks), rotation=0 if crowded else 90, va="center")
+    above.tick_params(length=0)
+    right.tick_params(length=0)
 
 
 def layer_lines(rows: Sequence[Row]) -> Figure:
@@ -237,19 +343,25 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     Args:
         rows: those of one pair of models.
     """
-    measures = distinct(_raw(rows), "label")
     pairs = matching_layers(*_layers(rows))
-    figure, axes = drawing.panels(
-        len(measures), ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True
-    )
+    names = [site_name(pair) for pair in pairs]
+    measures = distinct(_raw(rows), "label")
+    figure, axes = _line_panels(measures, names, 1.6)
     for axis, measure in zip(axes, measures, strict=True):
-        _draw(axis, _line(rows, measure, pairs))
-        drawing.name_sites(axis, measure, map(site_name, pairs), NARROW)
-        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-    handles, names = drawing.shown_lines(axes)
-    interval = ", 95 % interval" * is_known(rows, "low")
-    names = [name + interval * (name == LINES["value"]["label"]) for name in names]
-    figure.legend(handles, names, loc="outside right center", frameon=False)
+        measured = where(rows, label=measure)
+        line = _along(_raw(measured), pairs)
+        if is_known(line, "low"):
+            look = {"color": LINES["value"]["color"], "alpha": 0.4, "linewidth": 2.5}
+            axis.vlines(range(len(pairs)), numbers(line, "low"), numbers(line, "high"), **look)
+        scaled = _along(where(measured, features="standardised"), pairs)
+        for name, look in LINES.items():
+            heights = numbers(scaled, "value") if name == "standardised" else numbers(line, name)
+            if np.isfinite(heights).any():
+                axis.plot(range(len(pairs)), heights, markersize=3.5, **look)
+    handles, labels = drawing.shown_lines(axes)
+    if is_known(rows, "low") and LINES["value"]["label"] in labels:
+        labels[labels.index(LINES["value"]["label"])] += ", 95 % interval"
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
     drawing.label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
     return figure
 
@@ -263,67 +375,39 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
         panels_of_pairs: the rows of each pair of two models.
     """
     lines: dict[str, list[NDArray[np.float64]]] = {}
-    layers: set[tuple[tuple[int, int], ...]] = set()
-    for rows in panels_of_pairs:
-        pairs = matching_layers(*_layers(rows))
-        layers.add(tuple(pairs))
-        for measure in distinct(_raw(rows), "label"):
-            lines.setdefault(measure, []).append(_line(rows, measure, pairs)["value"])
+    layers = [matching_layers(*_layers(rows)) for rows in panels_of_pairs]
     deepest = max(layers, key=len)
-    most, names = (
-        len(deepest),
-        [site_name(pair) if len(layers) == 1 else str(pair[0]) for pair in deepest],
-    )
-    figure, axes = drawing.panels(
-        len(lines), ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True
-    )
-    for axis, (measure, curves) in zip(axes, lines.items(), strict=True):
-        stretched = np.array(
-            [np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in curves]
-        )
-        axis.plot(stretched.T, color="0.6", linewidth=0.5, alpha=0.5)
-        axis.plot(np.nanmedian(stretched, 0), **LINES["value"], markersize=3.5)
-        drawing.name_sites(axis, measure, names, NARROW)
-        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-    across = "layer" if len(layers) == 1 else "layer of the deepest pair; the others stretched"
-    drawing.label(
-        figure, across, "similarity", f"{len(panels_of_pairs)} pairs of models, and their median"
-    )
+    for rows, pairs in zip(panels_of_pairs, layers, strict=True):
+        for measure, measured in grouped(_raw(rows), "label").items():
+            heights = numbers(_along(measured, pairs), "value")
+            before, after = np.linspace(0, 1, len(pairs)), np.linspace(0, 1, len(deepest))
+            lines.setdefault(measure, []).append(np.interp(after, before, heights))
+    alike = all(pairs == deepest for pairs in layers)
+    names = [site_name(pair) if alike else str(pair[0]) for pair in deepest]
+    figure, axes = _line_panels(list(lines), names, 0.6)
+    for axis, curves in zip(axes, lines.values(), strict=True):
+        axis.plot(np.transpose(curves), color="0.6", linewidth=0.5, alpha=0.5)
+        axis.plot(np.nanmedian(curves, 0), **LINES["value"], markersize=3.5)
+    across = "layer" if alike else "layer of the deepest pair; the others stretched"
+    title = f"{len(panels_of_pairs)} pairs of models, and their median"
+    drawing.label(figure, across, "similarity", title)
     return figure
 
 
-def _line(
-    rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]
-) -> dict[str, NDArray[np.float64]]:
-    """Return each quantity along the matching layers; NaN where it is missing."""
-    by_place = {
-        (row["layer_x"], row["layer_y"], row["features"]): row for row in where(rows, label=measure)
-    }
-
-    def along(column: str, features: str = "raw") -> NDArray[np.float64]:
-        return np.array(
-            [number(by_place.get((*pair, features), {}).get(column)) for pair in pairs], dtype=float
-        )
-
-    line = {
-        name: along(name)
-        for name in ("value", "low", "high", "held_out", "null", "untrained", "ceiling")
-    }
-    return {**line, "standardised": along("value", "standardised")}
+def _line_panels(
+    measures: Sequence[str], layers: Sequence[str], margin: float
+) -> tuple[Figure, list[Axes]]:
+    """A panel for each measure, with layers across and a line at 0."""
+    figure, axes = drawing.panels(
+        len(measures), ABREAST, (2.5, 2.1), (margin, 0.4), font=8, sharex=True, sharey=True
+    )
+    for axis, measure in zip(axes, measures, strict=True):
+        drawing.name_sites(axis, measure, layers, NARROW)
+        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
+    return figure, axes
 
 
-def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> None:
-    """Draw the quantities that have values."""
-    places = np.arange(len(line["value"]))
-    if np.isfinite(line["low"]).any():
-        axis.vlines(
-            places,
-            line["low"],
-            line["high"],
-            color=LINES["value"]["color"],
-            alpha=0.4,
-            linewidth=2.5,
-        )
-    for name, style in LINES.items():
-        if np.isfinite(line[name]).any():
-            axis.plot(places, line[name], markersize=3.5, **style)
+def _along(rows: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[Row]:
+    """The row of each pair of layers; an empty one where there is none."""
+    places = {(row["layer_x"], row["layer_y"]): row for row in rows}
+    return [places.get(pair, {}) for pair in pairs]

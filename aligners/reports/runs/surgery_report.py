@@ -2,46 +2,114 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.finetuning.truncating import MEAN
 from aligners.reports.drawing import ABREAST, LOOKS, Look, heat_map, label, layer_grid, panels
-from aligners.reports.names import floor_words, score_words, with_short_names
-from aligners.reports.report import Report, Row, grouped, where
+from aligners.reports.names import (
+    fixed,
+    floor_words,
+    plain_score,
+    score_form,
+    score_in_words,
+    score_words,
+    with_short_names,
+)
+from aligners.reports.report import Report, Row, distinct, grouped, known, numbers, values, where
 from aligners.reports.screen import SiteTable
+
+A_POINT = 0.01  # of the score
+HEADS = {"untuned": "its own head", "tuned": "a head trained there"}
+FLOOR: Look = {"color": "#D55E00", "linestyle": ":"}
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each model and condition."""
     shown, majority = with_short_names(rows), meta["majority_score"]
-    draw = {"truncation": truncation_figure, "skipping": skipping_figure}
-    figures = {name: partial(figure, shown, majority) for name, figure in draw.items()}
-    return Report("surgery", meta, rows, figures=figures, screen=[surgery_table(shown, majority)])
+    figures = {
+        "truncation": partial(truncation_figure, shown, majority),
+        "skipping": partial(skipping_figure, shown, majority),
+    }
+    first, screen = lead(shown, majority), [surgery_table(shown, majority)]
+    return Report("surgery", meta, rows, figures=figures, screen=screen, lead=first)
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def lead(rows: Sequence[Row], majority: float) -> str:
+    """Say how well the whole model does, from which site on a truncated one keeps that, and which block costs most.
+
+    Args:
+        rows: of the report, with short names of models; the mean of several is the last.
+        majority: score of always giving the same answer.
+    """
+    whole = where(rows, kind="native")[-1]
+    if whole["score"] is None:
+        return (
+            "Models were truncated after a site, and spans of blocks were skipped. "
+            "The whole model has no score that is a number."
+        )
+    name, form, own = whole["model"], score_form(rows), score_in_words(whole)
+    said = f"With all blocks {'the ' if name == MEAN else ''}{name} "
+    if form == ".1%":
+        said += f"classifies {own} of {whole['n_texts']:,} held-out texts correctly"
+    else:
+        said += f"has a {plain_score(rows)} of {own}"
+    said += f"; always giving the same answer gives {fixed(majority, form)}."
+    for kind, head in HEADS.items():
+        cut = known(where(known(rows, "site"), kind=kind, model=name), "score")
+        cut = [row for row in cut if row["site"] < whole["site"]]
+        if cut:
+            said += f" Truncated, and read by {head}, {_kept(cut, whole['score'] - A_POINT)}."
+    skipped = known(where(rows, kind="skip", model=name), "score")
+    single = [row for row in skipped if row["first"] == row["last"]]
+    if not single:
+        return said
+    worst = min(single, key=itemgetter("score"))
+    if worst["score"] >= whole["score"]:
+        return f"{said} No block is needed: without any one of them the score is no lower."
+    without = score_in_words(worst)
+    return (
+        f"{said} Skipping one block costs the most at block {worst['first']}: {without} without it."
+    )
+
+
+def _kept(cut: Sequence[Row], near: float) -> str:
+    """After which sites a truncated model's score is within a point of the whole model's."""
+    sites = [row["site"] for row in cut if row["score"] >= near]
+    if not sites:
+        best = score_in_words(max(cut, key=itemgetter("score")))
+        return f"it is more than a point below that after every site but the last, {best} at best"
+    if cut[-1]["score"] < near:
+        return f"it is within a point of that after site {', '.join(map(str, sites))} alone"
+    lost = [row["site"] for row in cut if row["score"] < near]
+    first = min(site for site in sites if site > max(lost, default=-1))
+    return f"it stays within a point of that from site {first} on"
+
+
+# ---------------------------------------------------------------------- table
 
 
 def surgery_table(rows: Sequence[Row], majority: float) -> SiteTable:
     """Make a table of every truncation's score by site, for each model and for their mean."""
-    cut = [row for row in rows if row["site"] is not None and row["kind"] != "native"]
-    words = score_words(rows)
-    title = (
-        f"{words[0].upper()}{words[1:]} of models truncated after a site, on {rows[0]['n_texts']} held-out texts "
-        f"({floor_words(rows)}: {100 * majority:.1f})"
-    )
-    sites = sorted({row["site"] for row in cut})
-    table = SiteTable(title, ["model", "head"], [], {"": [str(site) for site in sites]})
+    cut = [row for row in known(rows, "site") if row["kind"] != "native"]
+    words, texts = score_words(rows), f"on {rows[0]['n_texts']} held-out texts"
+    floor = f"({floor_words(rows)}: {100 * majority:.1f})"
+    title = f"{words[0].upper()}{words[1:]} of models truncated after a site, {texts} {floor}"
+    sites = sorted(distinct(cut, "site"))
+    table = SiteTable(title, ["model", "head"], [], {"": map(str, sites)})
     for (model, kind), line in grouped(cut, "model", "kind").items():
-        scores = {
-            row["site"]: f"{100 * row['score']:.1f}" for row in line if row["score"] is not None
-        }
-        table.add_row(
-            model,
-            kind,
-            *(scores.get(site, "") for site in sites),
-            style="bold" if model == MEAN else None,
-        )
+        scores = {row["site"]: f"{100 * row['score']:.1f}" for row in known(line, "score")}
+        cells = [scores.get(site, "") for site in sites]
+        table.add_row(model, kind, *cells, style="bold" if model == MEAN else None)
     return table
+
+
+# ---------------------------------------------------------------------- figures
 
 
 def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
@@ -53,39 +121,30 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     for kind, style in LOOKS["heads"].items():
         models = grouped(where(rows, kind=kind), "model")
         for model, model_rows in models.items():
-            main = model == MEAN or len(models) == 1
-            line = [row for row in model_rows if row["score"] is not None]
-            _line(axis, line, style, main=main)
-            if line and not main and MEAN not in models:  # models of different depths have no mean
-                axis.annotate(model, (line[-1]["site"], 100 * line[-1]["score"]), fontsize=6)
-        if models and MEAN not in models and len(models) > 1:
+            line = known(model_rows, "score")
+            if model == MEAN or len(models) == 1:
+                _thick(axis, line, style)
+                continue
+            sites, scores = values(line, "site"), numbers(line, "score", 100)
+            axis.plot(sites, scores, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1)
+            if line and MEAN not in models:  # models of different depths have no mean
+                axis.annotate(model, (sites[-1], scores[-1]), fontsize=6)
+        if MEAN not in models and len(models) > 1:
             axis.plot([], [], linewidth=0.8, markersize=4, **style)
-    axis.axhline(
-        100 * majority,
-        color="#D55E00",
-        linestyle=":",
-        linewidth=1.3,
-        label=floor_words(rows),
-        zorder=0,
-    )
-    axis.set_xticks(sorted({row["site"] for row in rows if row["site"] is not None}))
+    axis.axhline(100 * majority, linewidth=1.3, label=floor_words(rows), zorder=0, **FLOOR)
+    axis.set_xticks(sorted(distinct(known(rows, "site"), "site")))
     axis.set_xlabel("site after which the model is truncated; the last is the whole model")
     axis.set_ylabel(f"held-out texts: {score_words(rows)}")
-    figure.legend(
-        *axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8
-    )
+    lines = axis.get_legend_handles_labels()
+    figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
-def _line(axis: Axes, line: Sequence[Row], style: Look, *, main: bool) -> None:
-    sites = [row["site"] for row in line]
-    heights = [100 * row["score"] for row in line]
-    if not main:
-        axis.plot(sites, heights, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1)
-        return
-    low, high = ([100 * row[f"score_{end}"] for row in line] for end in ("low", "high"))
+def _thick(axis: Axes, line: Sequence[Row], style: Look) -> None:
+    sites = values(line, "site")
+    low, high = numbers(line, "score_low", 100), numbers(line, "score_high", 100)
     axis.fill_between(sites, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    axis.plot(sites, heights, linewidth=1.7, markersize=4.5, **style)
+    axis.plot(sites, numbers(line, "score", 100), linewidth=1.7, markersize=4.5, **style)
 
 
 def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
@@ -93,31 +152,23 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
 
     Each model has a panel; the mean of several has the first.
     """
-    spans = where(rows, kind="skip")
+    spans, natives = where(rows, kind="skip"), where(rows, kind="native")
     models = sorted(grouped(spans, "model").items(), key=lambda item: item[0] != MEAN)
-    native = {row["model"]: row["score"] for row in where(rows, kind="native")}
-    values = [row["score"] for row in spans if row["score"] is not None]
-    ends = [
-        min([*values, majority]),
-        max([*values, *(v for v in native.values() if v is not None)]),
-    ]
-    size = max(2.4, 0.42 * max(row["last"] for row in spans))
-    figure, axes = panels(
-        len(models), ABREAST, (size + 0.5, size + 0.7), (1.2, 0.4), boxed=True, font=8
-    )
-    for axis, (model, model_rows) in zip(axes, models, strict=True):
-        blocks = range(1, max(row["last"] for row in model_rows) + 1)
-        grid = layer_grid(model_rows, ("first", "last", "score"), blocks, blocks)
-        image = heat_map(axis, grid, blocks, blocks, *ends)
-        whole = "" if native[model] is None else f"\nwhole: {native[model]:.3f}"
-        axis.set_title(f"{model}{whole}", fontsize=8)
-    bar = figure.colorbar(
-        image, ax=axes, shrink=0.7, pad=0.02, label=f"held-out texts: {rows[0]['score_name']}"
-    )
-    bar.ax.axhline(majority, color="#D55E00", linestyle=":", linewidth=1.5)
-    label(
-        figure,
-        f"last block skipped (dotted on the scale: {floor_words(rows)})",
-        "first block skipped",
-    )
+    whole = {row["model"]: row["score"] for row in natives}
+    scores = values(known(spans, "score"), "score")
+    low, high = min([*scores, majority]), max(scores + values(known(natives, "score"), "score"))
+    size = max(2.4, 0.42 * max(values(spans, "last")))
+    shape = (size + 0.5, size + 0.7)
+    figure, axes = panels(len(models), ABREAST, shape, (1.2, 0.4), boxed=True, font=8)
+    for axis, (model, line) in zip(axes, models, strict=True):
+        blocks = range(1, max(values(line, "last")) + 1)
+        grid = layer_grid(line, ("first", "last", "score"), blocks, blocks)
+        image = heat_map(axis, grid, blocks, blocks, low, high)
+        own = "" if whole[model] is None else f"\nwhole: {whole[model]:.3f}"
+        axis.set_title(f"{model}{own}", fontsize=8)
+    words = f"held-out texts: {rows[0]['score_name']}"
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=words)
+    bar.ax.axhline(majority, linewidth=1.5, **FLOOR)
+    across = f"last block skipped (dotted on the scale: {floor_words(rows)})"
+    label(figure, across, "first block skipped")
     return figure

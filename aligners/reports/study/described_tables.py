@@ -10,10 +10,10 @@ from pandas import DataFrame
 
 from aligners.errors import UserError, check_known
 from aligners.files.yaml_tables import table_beside
-from aligners.reports.names import listed
+from aligners.reports.names import counted, listed
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Column, Figure, Panel, Table
-from aligners.reports.study.frames import counted, kind_words, place_words, stage_words
+from aligners.reports.study.frames import kind_words, place_words, stage_words
 from aligners.reports.study.statistics import Estimate
 
 # of each table and figure; `aligners.reports.study.registry` fills it

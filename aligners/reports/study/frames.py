@@ -182,8 +182,3 @@ def kind_words(kind: str | None) -> str | None:
 def place_words(*names: str | None) -> str:
     """Title of a panel: task, stage, kind of rows, as far as there are any."""
     return ", ".join(stage_words(name) for name in names if name is not None)
-
-
-def counted(count: int, what: str) -> str:
-    """`1 model`, `2 models`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -18,15 +18,14 @@ from aligners.errors import UserError
 from aligners.files.atomic import write_text
 from aligners.files.yaml_tables import table_beside
 from aligners.reports.escaping import csv_text, in_markdown, markdown_table
-from aligners.reports.names import fixed
+from aligners.reports.names import counted, fixed
 from aligners.reports.page.run_page import Cell, models_of, save_figure, versions_of
 from aligners.reports.report import Row
 from aligners.reports.study import study_figures
 from aligners.reports.study.contents import Column, Table
-from aligners.reports.study.frames import Frames, counted
+from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import ReportContents, make
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
-from aligners.reports.templates import lead
 from aligners.reports.templates import page as rendered
 from aligners.reports.tracking import start_run
 
@@ -120,9 +119,26 @@ def page(
     encoded = {}
     for figure, path in images.items():
         encoded[figure] = base64.b64encode(path.read_bytes()).decode()
-    words = first or lead("study", made=made, **about)
+    words = first or lead(made, about)
     shown = {"made": made, "images": encoded, "written": written, **about}
     return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown)
+
+
+def lead(made: ReportContents, about: Row) -> str:
+    """Say what was compared and made, with the first sentences of two tables or figures that have findings.
+
+    Args:
+        made: tables and figures.
+        about: what the study ran, see `provenance`.
+    """
+    models = counted(len(about["models"]), "model")
+    cells = counted(sum(row["cells"] for row in about["cells"]), "cell")
+    tables, figures = counted(len(made.tables), "table"), counted(len(made.figures), "figure")
+    said = f"This study compared {models} in {cells} of work, from which {tables} and {figures} are made."
+    found = made.findings()[:2]
+    if not found:
+        return f"{said} None of them comes with a finding in words: see the first figure and the tables."
+    return " ".join([said, *(item.findings[0] for item in found)])
 
 
 def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:

@@ -19,10 +19,9 @@ from aligners.fitting.saved_bank import DIRECTIONS, StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear
-from aligners.reports import templates
 from aligners.reports.finished_runs import make_report
 from aligners.reports.publishing import write
-from aligners.reports.runs.injection_report import console_tables, reading
+from aligners.reports.runs.injection_report import console_tables, left_out, reading
 
 report = partial(make_report, "injection")
 
@@ -80,10 +79,7 @@ def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
     }
     assert f"linear expects at least {WIDTH + 1} fitting rows" in refusals["forward.linear"]
     assert f"but got {rows}" in refusals["backward.linear"]
-    assert any(
-        "Left out, backward.linear: linear expects" in line
-        for line in templates.sentences("left_out", meta=evaluation.meta)
-    )
+    assert any("Left out, backward.linear: linear expects" in line for line in left_out(evaluation.meta))
 
 
 def exploding(world: World, means: StoredBank, **changes: Any) -> tuple[list[dict[str, Any]], InjectionEvaluation]:

@@ -17,7 +17,7 @@ from aligners.probing.probe_bank import Examples, Variant
 from aligners.probing.probes import EdgeTask
 from aligners.probing.probing_evaluation import ProbeExperiment
 from aligners.probing.probing_tasks import ProbeTraining, train_bank
-from aligners.reports.runs.probing.probing_report import codes_in_words
+from aligners.reports.runs.probing.codelengths_report import codes_in_words
 
 Row = dict[str, Any]
 KINDS, COUNT = 4, 200  # of sentences of six words

@@ -140,7 +140,6 @@ def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, mon
         return Report("thing", meta, rows)
 
     monkeypatch.setattr("aligners.reports.finished_runs.maker", lambda kind: made)
-    monkeypatch.setattr("aligners.reports.finished_runs.lead", lambda kind, **values: "")
     module: Any = SimpleNamespace(meta={"seed": 3}, rows=ROWS, report_tables={"curves": [{"step": 1}]})
     for rank in (1, 0):
         run = trainer()

@@ -1,13 +1,14 @@
 """The report of probes across a map: what Y's probes read in g(X), and what Y makes of what they read."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.fitting.training_status import mark, what_did_not_train
 from aligners.probing.across.twin import PRINCIPAL, RANDOM, WHOLE
+from aligners.reports.closest import Lines, closest, known_lines, trained
 from aligners.reports.drawing import (
     MODEL_COLOURS,
     Look,
@@ -16,14 +17,23 @@ from aligners.reports.drawing import (
     method_looks,
     site_figure,
 )
-from aligners.reports.names import site_name, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, mean, site_pairs, where
+from aligners.reports.names import (
+    fixed,
+    interval_of,
+    route_name,
+    site_name,
+    site_of,
+    with_short_names,
+)
+from aligners.reports.report import Report, Row, distinct, grouped, mean, number, site_pairs, where
+from aligners.reports.runs.injection_report import left_out
+from aligners.reports.runs.probing.probing_report import unfinished
 from aligners.reports.screen import ROLE_STYLES, SiteTable
-from aligners.reports.templates import sentences
 
 NATIVE = {"native_y": (0, 7, "-"), "native_x": (1, 6, "--")}  # the look of the models themselves
 ERASED, BASELINE = "mean", "baseline"
 GREYS = {RANDOM: "0.65", PRINCIPAL: "0.4", WHOLE: "0"}  # of dimensions that no probe reads
+MOST_SCORES = 2  # in the first sentences
 
 
 def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
@@ -36,36 +46,139 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
     """
     shown, swaps = with_short_names(rows), with_short_names(twin)
     figures = {"probes_across": partial(_figure, shown)}
+    screen, findings = [_table(shown)], _read(shown)
     if twin:
         figures["probes_twin"] = partial(_twin_figure, swaps)
-    tables = [_table(shown), *([_twin_table(swaps)] if twin else [])]
-    findings = sentences("probes_across", meta=meta, rows=shown, swaps=swaps)
-    findings += what_did_not_train(shown)
+        screen.append(_twin_table(swaps))
+        findings += _swapped(swaps)
+    findings += unfinished(meta)
+    if meta.get("not_swapped"):
+        findings.append(f"Nothing was swapped: {meta['not_swapped']}.")
     return Report(
         "probes_across",
         meta,
         rows,
         {"twin": twin},
         figures=figures,
-        screen=tables,
-        sentences=findings,
+        screen=screen,
+        lead=lead(shown),
+        sentences=findings + left_out(meta) + what_did_not_train(shown),
     )
 
 
-def _name(method: str, rows: Sequence[Row]) -> str:
-    names = {
-        "native_y": f"{rows[0]['model_y']}, its own",
-        "native_x": f"{rows[0]['model_x']}, its own probe",
-    }
-    return names.get(method, method)
+# ---------------------------------------------------------------------- what is said
+
+
+def lead(rows: Sequence[Row]) -> str:
+    """Say what probes of Y read through the best map, beside Y's own states and the baseline.
+
+    Args:
+        rows: of the report, with short names of models.
+    """
+    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    said = [
+        f"States of {x} were mapped into the space of {y}, and read there by probes that were trained on {y} alone."
+    ]
+    if not trained(grouped(where(rows, role="method"), "method")):
+        said.append("No map is trained at every site, so none is compared with another.")
+    panels = list(grouped(rows, "task", "measure").items())
+    for (task, measure), panel in panels[:MOST_SCORES]:
+        best = _best(panel)
+        if not best:
+            continue
+        line, beside = where(panel, method=best), []
+        for method, words in {"native_y": f"in {y}'s own", BASELINE: "is the baseline"}.items():
+            score = _score(panel, method)
+            if score:
+                beside.append(f"{score} {words}")
+        ends = interval_of(line[0], "score", ".1f", 100) if len(line) == 1 else ""
+        own = f", {' and '.join(beside)}" if beside else ""
+        text = f"Of {task} they read {measure} {_score(panel, best)}{ends}"
+        said.append(f"{text} in the states of the best map, {best}{own}.")
+    return " ".join(said)
+
+
+def _best(panel: Sequence[Row]) -> str:
+    """The trained map with the highest mean score over sites; empty if there is none."""
+    best, highest = "", -math.inf
+    for name, line in trained(grouped(where(panel, role="method"), "method")).items():
+        score = mean(line, "score", known=True)
+        if score > highest:
+            best, highest = name, score
+    return best
+
+
+def _score(panel: Sequence[Row], method: str, column: str = "score") -> str:
+    """The mean of a method over sites, in hundredths; empty if it is not known."""
+    return _percent(mean(where(panel, method=method), column, known=True))
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None or np.isnan(value) else f"{100 * value:.1f}"
+    value = number(value)
+    return "" if math.isnan(value) else f"{100 * value:z.1f}"
 
 
-def _title(rows: Sequence[Row]) -> str:
-    return f"{rows[0]['model_x']} → {rows[0]['model_y']}"
+def _read(rows: Sequence[Row]) -> list[str]:
+    """What probes read of each task through the best map, and where they read nothing of Y itself."""
+    said = []
+    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    for (task, measure), panel in grouped(rows, "task", "measure").items():
+        best = _best(panel)
+        if best:
+            kept = _score(panel, best, "kept")
+            share = f" ({kept}% kept)" if kept else ""
+            of_x = _score(panel, "native_x")
+            own = f"; {x} under its own probe {of_x}" if of_x else ""
+            said.append(
+                f"{task}, {measure}, mean over sites: {_score(panel, 'native_y')} in {y}, its own states, "
+                f"{_score(panel, best)} through {best}{share}{own}."
+            )
+        nothing = []
+        for row in where(panel, method="native_y", kept=None):
+            nothing.append(f"{site_of(row)} ({_percent(row['score'])})")
+        if nothing:
+            said.append(
+                f"{task}, {measure}: on its own states the probe of {y} is no better than the baseline "
+                f"({_score(panel, BASELINE)}) or on equal states at {', '.join(nothing)}, where no share that is kept "
+                "can be given."
+            )
+    return said
+
+
+def _swapped(swaps: Sequence[Row]) -> list[str]:
+    """What erasing each probed part costs, beside other dimensions, and whether a map restores it."""
+    said = []
+    for part, k in distinct(swaps, "part", "dimensions"):
+        if part in GREYS:
+            continue
+        erased = {
+            part: where(swaps, method=ERASED, part=part),
+            RANDOM: where(swaps, method=ERASED, part=RANDOM, dimensions=k),
+            PRINCIPAL: where(swaps, method=ERASED, part=PRINCIPAL, dimensions=k),
+            WHOLE: where(swaps, method=ERASED, part=WHOLE),
+        }
+        costs = {
+            name: fixed(mean(rows, "penalty", known=True), ".3f") for name, rows in erased.items()
+        }
+        text = (
+            f"Erasing what the {part} probe reads, {k} dimensions, costs {costs[part]} nats, mean over sites; random "
+            f"dimensions {costs[RANDOM]}, principal ones {costs[PRINCIPAL]}, the whole state {costs[WHOLE]}"
+        )
+        lines = _restored(swaps, part)
+        best = closest(lines, "penalty")
+        if best is not None:
+            text += (
+                f"; with g(X) there, at best {fixed(mean(lines[best], 'penalty'), '.3f')} ({best})"
+            )
+        said.append(f"{text}.")
+    return said
+
+
+def _restored(swaps: Sequence[Row], part: str) -> Lines:
+    """The trained maps whose states were put in place of a part."""
+    lines = known_lines(where(swaps, part=part), "penalty")
+    lines.pop(ERASED, None)
+    return trained(lines)
 
 
 # ---------------------------------------------------------------------- tables
@@ -73,29 +186,28 @@ def _title(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of scores: what is read down, sites across."""
-    title = f"{_title(rows)}: what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
-    table = SiteTable(
-        title, ["task", "read in"], ["kept"], {"": [site_name(pair) for pair in site_pairs(rows)]}
-    )
+    read = f"what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
+    title, sites = f"{route_name(rows[0])}: {read}", map(site_name, site_pairs(rows))
+    table = SiteTable(title, ["task", "read in"], ["kept"], {"": sites})
     for (task, measure, method), line in grouped(rows, "task", "measure", "method").items():
         role = line[0]["role"]
-        share = _percent(mean(line, "kept", known=True)) if role == "method" else ""
-        cells = [mark(_percent(row["score"]), row) for row in line]
-        table.add_row(f"{task}, {measure}", method, share, *cells, style=ROLE_STYLES.get(role))
+        cells = [_score(line, method, "kept") if role == "method" else ""]
+        cells += [mark(_percent(row["score"]), row) for row in line]
+        table.add_row(f"{task}, {measure}", method, *cells, style=ROLE_STYLES.get(role))
     return table
 
 
 def _twin_table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of penalties: what was swapped down, sites across."""
-    title = f"{_title(rows)}: penalty of swapping what a probe reads, or other dimensions, nats"
-    table = SiteTable(
-        title, ["map", "part"], ["dimensions"], {"": [site_name(pair) for pair in site_pairs(rows)]}
-    )
-    for (method, part, dimensions), line in grouped(rows, "method", "part", "dimensions").items():
-        cells = [
-            "" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in line
-        ]
-        table.add_row(method, part, str(dimensions), *cells)
+    swapped = "penalty of swapping what a probe reads, or other dimensions, nats"
+    title, sites = f"{route_name(rows[0])}: {swapped}", map(site_name, site_pairs(rows))
+    table = SiteTable(title, ["map", "part"], ["dimensions"], {"": sites})
+    for (method, part, k), line in grouped(rows, "method", "part", "dimensions").items():
+        cells = []
+        for row in line:
+            text = "" if row["penalty"] is None else f"{row['penalty']:z.3f}"
+            cells.append(mark(text, row))
+        table.add_row(method, part, str(k), *cells)
     return table
 
 
@@ -104,37 +216,36 @@ def _twin_table(rows: Sequence[Row]) -> SiteTable:
 
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw scores by site, a panel for each task and measure."""
-    looks = {
-        name: line_look(*look, MODEL_COLOURS) | {"markersize": 3.5} for name, look in NATIVE.items()
-    }
-    looks |= method_looks(
-        [name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)]
-    )
+    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    names = {"native_y": f"{y}, its own", "native_x": f"{x}, its own probe"}
+    looks: dict[str, Look] = {}
+    for name, (colour, marker, dashes) in NATIVE.items():
+        looks[name] = line_look(colour, marker, dashes, MODEL_COLOURS) | {"markersize": 3.5}
+    maps = [name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)]
+    looks |= method_looks(maps)
     looks[BASELINE] = {"color": "0.6", "marker": "_", "linestyle": ":", "zorder": 0}
     shown = []
     for (task, measure), panel in grouped(rows, "task", "measure").items():
-        lines = [
-            (_name(name, rows), look, where(panel, method=name)) for name, look in looks.items()
-        ]
+        lines = []
+        for name, look in looks.items():
+            lines.append((names.get(name, name), look, where(panel, method=name)))
         shown.append(SitePanel(f"{task}, {measure}", site_pairs(rows), lines))
-    return site_figure(
-        shown, "score", f"probes of {rows[0]['model_y']}: score × 100", 100, note=_title(rows)
-    )
+    return site_figure(shown, "score", f"probes of {y}: score × 100", 100, note=route_name(rows[0]))
 
 
 def _twin_figure(rows: Sequence[Row]) -> Figure:
     """Draw penalties by site, a panel for each map, a line for each part of the state."""
     looks: dict[tuple[str, int], Look] = {}
-    for place, part in enumerate(distinct(rows, "part", "dimensions")):
-        grey = {"color": GREYS[part[0]], "linestyle": ":"} if part[0] in GREYS else {}
-        looks[part] = line_look(place, place, "-", MODEL_COLOURS) | grey
+    for place, (part, k) in enumerate(distinct(rows, "part", "dimensions")):
+        looks[part, k] = line_look(place, place, "-", MODEL_COLOURS)
+        if part in GREYS:
+            looks[part, k] |= {"color": GREYS[part], "linestyle": ":"}
     shown = []
     for method, panel in grouped(rows, "method").items():
-        lines = [
-            (f"{name} ({k})", look, where(panel, part=name, dimensions=k))
-            for (name, k), look in looks.items()
-        ]
+        lines = []
+        for (part, k), look in looks.items():
+            lines.append((f"{part} ({k})", look, where(panel, part=part, dimensions=k)))
         title = "erased: the mean" if method == ERASED else f"{method}: g(X)"
         shown.append(SitePanel(title, site_pairs(rows), lines))
-    note = f"{_title(rows)}\nwhat a probe reads, or other dimensions (how many)"
+    note = f"{route_name(rows[0])}\nwhat a probe reads, or other dimensions (how many)"
     return site_figure(shown, "penalty", "penalty of the swap, nats", note=note)

@@ -1,27 +1,43 @@
-"""The report on probes: each score beside its controls by layer, and how far probes compress labels."""
+"""The report on probes: each score beside its controls by layer, with sentences, tables and figures of trees."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from textwrap import fill
 from typing import NamedTuple
 
-import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc
-from scipy.stats import spearmanr
 
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, with_interval, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, mean, number, where
+from aligners.reports.names import WORDS, counted, in_words, listed, with_interval, with_short_names
+from aligners.reports.report import (
+    Report,
+    Row,
+    distinct,
+    grouped,
+    known,
+    largest,
+    number,
+    values,
+    where,
+)
+from aligners.reports.runs.probing.codelengths_report import (
+    codes_figure,
+    codes_in_words,
+    codes_tables,
+    sites_read,
+    word_of_site,
+)
 from aligners.reports.screen import SiteTable
-from aligners.reports.templates import sentences
 
 BASELINES = ("majority", "word order")
 MEASURES = WORDS["probing"]  # probe -> column of its scores -> what it is called
-CODES = WORDS["codes"]  # what is sent by a code -> source, and whether it is the control task
 MOST_ABREAST = 3
+MOST_SCORES = 2  # in the first sentences
+KINDS = ("trained", "untrained", "control task")
+DASHES = ("-", "--", ":")  # of their lines
 WIDTH, LETTERS = 0.62, 9  # inches a word takes, and letters of a note that this has room for
 RIGHT, WRONG = drawing.COLOURS[2], drawing.COLOURS[1]
 
@@ -52,23 +68,22 @@ def report(
         figures["probing_trees"] = partial(trees_figure, with_short_names(trees))
     if codelengths:
         figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
-    findings = [*sentences("probing", meta=meta, rows=shown), *codes_in_words(codes, shown)]
-    screen = [
-        *(_table(part, model) for model, part in grouped(shown, "model").items()),
-        *codes_tables(codes),
-    ]
-    tables = {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions}
+    screen = [_table(line, model) for model, line in grouped(shown, "model").items()]
+    findings = _what_was_read(meta) + unfinished(meta)
+    findings += _best_scores(shown) + _no_better(shown)
     return Report(
-        "probing", meta, rows, tables=tables, figures=figures, screen=screen, sentences=findings
+        "probing",
+        meta,
+        rows,
+        {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions},
+        figures=figures,
+        screen=screen + codes_tables(codes),
+        lead=lead(shown),
+        sentences=findings + codes_in_words(codes, shown),
     )
 
 
 # ---------------------------------------------------------------------- rows
-
-
-def _word(site: int | None) -> str:
-    """A layer for readers; None is a learned mix of all."""
-    return "mix" if site is None else str(site)
 
 
 def _of_states(rows: Iterable[Row]) -> list[Row]:
@@ -80,22 +95,18 @@ def _baseline(rows: Iterable[Row]) -> Row:
     return next(row for row in rows if row["source"] in BASELINES)
 
 
-def _sites(rows: Sequence[Row]) -> list[int | None]:
-    """The layers that any probe reads, then None if there are mixes."""
-    return sorted(distinct(_of_states(rows), "site"), key=lambda site: (site is None, site))
-
-
 def _ranks(rows: Iterable[Row]) -> list[int | None]:
     """The ranks of structural probes, ascending; None stands for full rank."""
-    return sorted((rank for rank in distinct(rows, "rank") if rank is not None), key=int) or [None]
+    return sorted(distinct(known(rows, "rank"), "rank")) or [None]
 
 
 def _measures(rows: Iterable[Row]) -> list[tuple[str, str, str]]:
     """Task, column and name of every score."""
-    tasks = distinct(rows, "task", "probe")
-    return [
-        (task, column, name) for task, probe in tasks for column, name in MEASURES[probe].items()
-    ]
+    measures = []
+    for task, probe in distinct(rows, "task", "probe"):
+        for column, name in MEASURES[probe].items():
+            measures.append((task, column, name))
+    return measures
 
 
 class Line(NamedTuple):
@@ -103,11 +114,13 @@ class Line(NamedTuple):
 
     Attributes:
         name: what it shows.
+        kind: place in `KINDS`; of selectivity -1.
         column: of the rows, from which it is taken.
         cells: a row for each site, None where there is none.
     """
 
     name: str
+    kind: int
     column: str
     cells: Sequence[Row | None]
 
@@ -119,72 +132,174 @@ def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
         rows: of that model, task and rank.
         sites: across.
     """
-    trained, untrained = (
-        {row["site"]: row for row in where(rows, source=name)} for name in ("model", "untrained")
-    )
+    trained = {row["site"]: row for row in where(rows, source="model")}
+    untrained = {row["site"]: row for row in where(rows, source="untrained")}
     lines = []
     for column, name in MEASURES[rows[0]["probe"]].items():
-        lines.append(Line(name, column, [trained.get(site) for site in sites]))
+        lines.append(Line(name, 0, column, list(map(trained.get, sites))))
         if untrained:
-            lines.append(
-                Line(f"{name}, untrained", column, [untrained.get(site) for site in sites])
-            )
-    controls = [
-        row if row and row["control"] is not None else None for row in map(trained.get, sites)
-    ]
-    if any(controls):
-        lines += [
-            Line("control task", "control", controls),
-            Line("selectivity", "selectivity", controls),
-        ]
+            twins = list(map(untrained.get, sites))
+            lines.append(Line(f"{name}, untrained", 1, column, twins))
+    controlled = {row["site"]: row for row in known(trained.values(), "control")}
+    if controlled:
+        cells = list(map(controlled.get, sites))
+        lines.append(Line("control task", 2, "control", cells))
+        lines.append(Line("selectivity", -1, "selectivity", cells))
     return lines
 
 
-# ---------------------------------------------------------------------- tables
+# ---------------------------------------------------------------------- what is said
+
+
+def _score(value: float) -> str:
+    return f"{100 * value:z.1f}"
+
+
+def _at(row: Row) -> str:
+    return "in the mix" if row["site"] is None else f"at site {row['site']}"
+
+
+def _first_measure(row: Row) -> str:
+    return next(iter(MEASURES[row["probe"]].values()))
+
+
+def lead(rows: Sequence[Row]) -> str:
+    """Say how many tasks were probed, and the best scores of the first model beside those of its untrained twin.
+
+    Args:
+        rows: of the report, with short names of models.
+    """
+    models = distinct(rows, "model")
+    who = models[0] if len(models) == 1 else f"{len(models)} models"
+    tasks, sentences = counted(len(distinct(rows, "task")), "task"), largest(rows, "n_sentences")
+    said = f"Probes of {tasks} were trained on the states of {who} and scored on {sentences:,} held-out sentences."
+    first = known(where(rows, model=models[0]), "score")
+    parts, worse = [], []
+    for task, line in grouped(where(first, source="model"), "task").items():
+        best = max(line, key=itemgetter("score"))
+        twin = largest(where(first, task=task, source="untrained"), "score")
+        measure = f"{_first_measure(best)} {in_words(best, 'score', '.1f', 100)}"
+        beside = "" if twin is None else f" (untrained twin {_score(twin)})"
+        parts.append(f"{task} {_at(best)}, {measure}{beside}")
+        if twin is not None and best["score"] <= twin:
+            worse.append(task)
+    if not parts:
+        return f"{said} None of them has a score that is a number."
+    of = f" of {models[0]}" if len(models) > 1 else ""
+    said += f" Best scores{of}: {'; '.join(parts[:MOST_SCORES])}."
+    if worse:
+        said += f" No better than the untrained twin: {listed(worse)}."
+    return said
+
+
+def _what_was_read(meta: Row) -> list[str]:
+    """How many sentences were read and left out, and from where."""
+    said, read = [], meta.get("sentences")
+    if read:
+        stopped = ""
+        if "validation" in read:
+            stopped = f" stopped on {read['validation']:,} validation sentences,"
+        said.append(
+            f"Probes were trained on {read['fit']:,} sentences,{stopped} and scored on {read['test']:,} held-out ones."
+        )
+    dropped = sum(meta.get("sentences_dropped", {}).values())
+    if dropped:
+        said.append(
+            f"{dropped:,} sentences were left out, because a model does not read all of their words."
+        )
+    for source in filter(None, meta.get("text", {}).get("annotated", ())):
+        said.append(f"Read: {source}.")
+    return said
+
+
+def unfinished(meta: Row) -> list[str]:
+    """Say how many probes were still learning when they were stopped."""
+    found = meta.get("unfinished", {})
+    if not found.get("probes"):
+        return []
+    return [
+        f"{found['probes']:,} of {found['of']:,} probes were still learning after "
+        f"{meta.get('training', {}).get('max_epochs')} epochs, the limit of `training.max_epochs`: with a higher one "
+        "they may read more."
+    ]
+
+
+def _of(rows: Sequence[Row], row: Row) -> str:
+    """The task of a row, with its model where there are several."""
+    several = len(distinct(rows, "model")) > 1
+    return f"{row['model']}: {row['task']}" if several else str(row["task"])
+
+
+def _best_scores(rows: Sequence[Row]) -> list[str]:
+    """The best score of each model and task beside that at site 0, of the untrained twin, and its selectivity."""
+    said = []
+    for model in grouped(rows, "model").values():
+        for task in grouped(known(model, "score"), "task", "probe").values():
+            read = where(task, source="model")
+            if not read:
+                continue
+            row = max(read, key=itemgetter("score"))
+            beside = [
+                f"{_score(lexical['score'])} at site 0" for lexical in where(read, site=0)[:1]
+            ]
+            twin = largest(where(task, source="untrained"), "score")
+            if twin is not None:
+                beside.append(f"at most {_score(twin)} untrained")
+            if row["selectivity"] is not None:
+                beside.append(f"selectivity {_score(row['selectivity'])}")
+            controls = f" ({', '.join(beside)})" if beside else ""
+            score = f"{_first_measure(row)} {_score(row['score'])}"
+            said.append(f"{_of(rows, row)}: {score} {_at(row)}{controls}.")
+        for row in known(model, "centre_of_gravity"):
+            centre = f"{row['centre_of_gravity']:.2f}"
+            mix = f"the learned mix has its centre of gravity at layer {centre}"
+            said.append(f"{_of(rows, row)}: {mix}.")
+    return said
+
+
+def _no_better(rows: Sequence[Row]) -> list[str]:
+    """Where a probe reads no more than the baseline has."""
+    said = []
+    for line in grouped(rows, "model", "task", "probe").values():
+        baseline, read = _baseline(line), where(line, source="model")
+        for column, measure in MEASURES[baseline["probe"]].items():
+            least = baseline[column] or 0.0
+            below = []
+            for row in known(read, column):
+                if row[column] <= least:
+                    site = "the mix" if row["site"] is None else f"site {row['site']}"
+                    rank = "" if row["rank"] is None else f", rank {row['rank']},"
+                    below.append(f"{site}{rank} with {_score(row[column])}")
+            if below:
+                floor = f"({baseline['source']}, {measure} {_score(least)})"
+                said.append(
+                    f"{_of(rows, baseline)}: no better than the baseline {floor}: {', '.join(below)}. The probe reads "
+                    "nothing of it from these states."
+                )
+    return said
+
+
+# ---------------------------------------------------------------------- table
 
 
 def _table(rows: Sequence[Row], model: str) -> SiteTable:
     """Make the table of a model: a line for each score and control, sites across."""
-    sites = _sites(rows)
-    table = SiteTable(
-        f"{model}: what probes find, by layer",
-        ["task", "score"],
-        ["baseline"],
-        {"": map(_word, sites)},
-    )
-    for task, task_rows in grouped(rows, "task").items():
-        baseline, ranks = _baseline(task_rows), _ranks(task_rows)
+    sites = sites_read(_of_states(rows))
+    title, across = f"{model}: what probes find, by layer", {"": map(word_of_site, sites)}
+    table = SiteTable(title, ["task", "score"], ["baseline"], across)
+    for task, line in grouped(rows, "task").items():
+        baseline, ranks = _baseline(line), _ranks(line)
         for rank in ranks:
-            for name, column, cells in _lines(where(_of_states(task_rows), rank=rank), sites):
-                least = (
-                    _percent(baseline, column)
-                    if name in MEASURES[baseline["probe"]].values()
-                    else ""
-                )
+            for name, kind, column, cells in _lines(where(_of_states(line), rank=rank), sites):
                 heading = f"{name}, rank {rank}" if len(ranks) > 1 else name
-                table.add_row(task, heading, least, *(_percent(row, column) for row in cells))
+                texts = [_percent(baseline, column) if kind == 0 else ""]
+                texts += [_percent(row, column) for row in cells]
+                table.add_row(task, heading, *texts)
     return table
 
 
 def _percent(row: Row | None, column: str) -> str:
     return "" if row is None else with_interval(row, column, ".1f", 100)
-
-
-def codes_tables(rows: Sequence[Row]) -> Iterator[SiteTable]:
-    """A table for each model: compression of each task, sites across."""
-    for model, of_model in grouped(rows, "model").items():
-        sites = _sites(of_model)
-        title = f"{model}: uniform code over codelength, by layer"
-        table = SiteTable(title, ["task", "sent by"], ["by frequencies"], {"": map(_word, sites)})
-        for task, task_rows in grouped(of_model, "task").items():
-            for name, kind in CODES.items():
-                if cells := {
-                    row["site"]: with_interval(row, "compression", ".2f")
-                    for row in where(task_rows, **kind)
-                }:
-                    least = "" if kind["control"] else f"{_by_frequencies(task_rows):.2f}"
-                    table.add_row(task, name, least, *(cells.get(site, "") for site in sites))
-        yield table
 
 
 # ---------------------------------------------------------------------- figures
@@ -195,35 +310,36 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
     shown = _measures(rows)
     figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
     for axis, (task, column, name) in zip(axes, shown, strict=True):
-        task_rows = where(rows, task=task)
-        drawn = list(_drawn(task_rows, distinct(rows, "model"), column))
-        for own in (column, "control"):  # which has no interval
-            lines = [(label, look, line.cells) for label, look, line in drawn if line.column == own]
-            drawing.lines_by_site(axis, lines, own, 100)
-        _mark_level(axis, _baseline(task_rows)[column], "baseline", 100)
-        drawing.name_sites(axis, f"{task}: {name}", map(_word, _sites(task_rows)))
+        line = where(rows, task=task)
+        for drawn in (column, "control") if column == "score" else (column,):
+            drawing.lines_by_site(axis, _drawn(line, distinct(rows, "model"), drawn), drawn, 100)
+        least = _baseline(line)[column]
+        if least is not None:
+            axis.axhline(100 * least, label="baseline", color="0.6", linestyle=":", zorder=0)
+        sites = sites_read(_of_states(line))
+        drawing.name_sites(axis, f"{task}: {name}", map(word_of_site, sites))
     drawing.dress(figure, axes, "site (layer)", "score, in hundredths")
     return figure
 
 
 def _drawn(
     rows: Sequence[Row], models: Sequence[str], column: str
-) -> Iterator[tuple[str, drawing.Look, Line]]:
-    """The lines of a panel: the colour says which model, the line what was read."""
-    for m, model in enumerate(models):
-        model_rows = where(_of_states(rows), model=model)
-        for line in _lines(where(model_rows, rank=_ranks(model_rows)[-1]), _sites(rows)):
-            if line.column == column or (line.column, column) == ("control", "score"):
-                place = 2 if line.column == "control" else int(line.name.endswith("untrained"))
-                kind = ("trained", "untrained", "control task")[place]
-                colour, dashes = m if len(models) > 1 else place, ("-", "--", ":")[place]
-                look = drawing.line_look(colour, place, dashes, drawing.MODEL_COLOURS)
-                yield f"{model}, {kind}" if len(models) > 1 else kind, look, line
-
-
-def _mark_level(axis: Axes, height: float | None, name: str, scale: float = 1) -> None:
-    if height is not None:
-        axis.axhline(scale * height, label=name, color="0.6", linestyle=":", zorder=0)
+) -> list[tuple[str, drawing.Look, Sequence[Row | None]]]:
+    """The lines of a column in a panel: the colour says which model, the dashes what was read."""
+    drawn = []
+    read = _of_states(rows)
+    sites = sites_read(read)
+    for place, model in enumerate(models):
+        own = where(read, model=model)
+        for line in _lines(where(own, rank=_ranks(own)[-1]), sites):
+            if line.column != column:
+                continue
+            name, colour = KINDS[line.kind], line.kind
+            if len(models) > 1:
+                name, colour = f"{model}, {name}", place
+            look = drawing.line_look(colour, line.kind, DASHES[line.kind], drawing.MODEL_COLOURS)
+            drawn.append((name, look, line.cells))
+    return drawn
 
 
 def ranks_figure(rows: Sequence[Row]) -> Figure:
@@ -231,17 +347,13 @@ def ranks_figure(rows: Sequence[Row]) -> Figure:
     shown = _measures(row for row in rows if row["probe"] != "edge")
     figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
     for axis, (task, column, name) in zip(axes, shown, strict=True):
-        task_rows = where(rows, task=task, source="model")
-        ranks = _ranks(task_rows)
-        for place, ((model, site), line) in enumerate(grouped(task_rows, "model", "site").items()):
+        read = where(rows, task=task, source="model")
+        ranks = _ranks(read)
+        for place, ((model, site), line) in enumerate(grouped(read, "model", "site").items()):
             scores = {row["rank"]: 100 * number(row[column]) for row in line}
             look = drawing.line_look(place, place, "-", drawing.MODEL_COLOURS)
-            axis.plot(
-                range(len(ranks)),
-                [scores[rank] for rank in ranks],
-                label=f"{model}, site {site}",
-                **look,
-            )
+            heights = [scores[rank] for rank in ranks]
+            axis.plot(range(len(ranks)), heights, label=f"{model}, site {site}", **look)
         axis.set_xticks(range(len(ranks)), map(str, ranks))
         axis.set_title(f"{task}: {name}", fontsize=10)
     drawing.dress(figure, axes, "rank of the probe", "score, in hundredths")
@@ -250,7 +362,7 @@ def ranks_figure(rows: Sequence[Row]) -> Figure:
 
 def trees_figure(trees: Sequence[Row]) -> Figure:
     """Draw sentences with the edges of their trees above and those that a probe finds below."""
-    longest = max(len(row["words"].split()) for row in trees)
+    longest = max(len(words.split()) for words in values(trees, "words"))
     figure, axes = drawing.panels(len(trees), 1, (WIDTH * longest, 2.4), (0.4, 0.3))
     for axis, row in zip(axes, trees, strict=True):
         _tree(axis, row)
@@ -261,118 +373,34 @@ def trees_figure(trees: Sequence[Row]) -> Figure:
 
 
 def _tree(axis: Axes, row: Row) -> None:
-    every, counted, guess = (_edges(row[name]) for name in ("edges", "counted", "found"))
+    every, counting, found = _edges(row["edges"]), _edges(row["counted"]), _edges(row["found"])
     for place, word in enumerate(row["words"].split()):
         axis.text(place, 0, word, ha="center", va="center", fontsize=8)
-    for edges, side, colour in (
-        (counted, 1, "0.3"), (every - counted, 1, "0.8"), (guess & counted, -1, RIGHT), (guess - counted, -1, WRONG),
-    ):  # fmt: skip
-        for first, last in edges:
-            size = last - first, 1.1 * (last - first) ** 0.8
-            ends = {"theta1": 0, "theta2": 180} if side > 0 else {"theta1": 180, "theta2": 360}
-            axis.add_patch(Arc(((first + last) / 2, side * 0.35), *size, color=colour, **ends))
-    tall = max(0.35 + 0.6 * (last - first) ** 0.8 for first, last in every | counted | guess)
+    above, below = {"theta1": 0, "theta2": 180}, {"theta1": 180, "theta2": 360}
+    _arcs(axis, counting, 0.35, color="0.3", **above)
+    _arcs(axis, every - counting, 0.35, color="0.8", **above)
+    _arcs(axis, found & counting, -0.35, color=RIGHT, **below)
+    _arcs(axis, found - counting, -0.35, color=WRONG, **below)
+    longest = max(last - first for first, last in every | counting | found)
+    tall = 0.35 + 0.6 * longest**0.8
     axis.set_ylim(-tall, tall)
-    axis.set_title(
-        f"{row['model']}, site {row['layer']}: {len(counted & guess)} of {len(counted)} edges",
-        fontsize=9,
-    )
+    right = f"{len(counting & found)} of {len(counting)} edges"
+    axis.set_title(f"{row['model']}, site {row['layer']}: {right}", fontsize=9)
     axis.set_axis_off()
 
 
+def _arcs(axis: Axes, edges: Iterable[tuple[int, int]], height: float, **look: object) -> None:
+    """Draw edges between words as arcs."""
+    options: drawing.Look = dict(look)
+    for first, last in edges:
+        far = last - first
+        axis.add_patch(Arc(((first + last) / 2, height), far, 1.1 * far**0.8, **options))
+
+
 def _edges(written: str) -> set[tuple[int, int]]:
-    return {
-        (int(first), int(last))
-        for first, _, last in (edge.partition("-") for edge in written.split())
-    }
-
-
-def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
-    """Draw, for each model and task, compression by site, and below it bits a target by portion."""
-    groups = list(grouped(rows, "model", "task").items())[: drawing.ABREAST]
-    several = len({model for (model, _), _ in groups}) > 1
-    figure, axes = drawing.panels(2 * len(groups), len(groups), drawing.PANEL, (2.2, 0.9))
-    for place, ((model, task), panel) in enumerate(groups):
-        _compressions(axes[place], panel, f"{model}, {task}" if several else task)
-        _losses_by_portion(
-            axes[len(groups) + place], where(portions, model=model, task=task, **CODES["model"])
-        )
-    axes[0].set_ylabel("uniform code over codelength", fontsize=8)
-    axes[len(groups)].set_ylabel("bits a target", fontsize=8)
-    drawing.dress(figure, axes, "", "")
-    return figure
-
-
-def _compressions(axis: Axes, rows: Sequence[Row], title: str) -> None:
-    """Draw compression by site: a line for the model, its untrained twin, and the control task."""
-    for place, (name, kind) in enumerate(CODES.items()):
-        here = {row["site"]: row for row in where(rows, **kind)}
-        look = drawing.line_look(place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
-        drawing.lines_by_site(
-            axis, [(name, look, [here.get(site) for site in _sites(rows)])], "compression"
-        )
-    _mark_level(axis, _by_frequencies(rows), "by frequencies")
-    drawing.name_sites(axis, title, map(_word, _sites(rows)))
-    axis.set_xlabel("site (layer)", fontsize=8)
-
-
-def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
-    """Draw bits a target by portion, a line for each site."""
-    sites = _sites(rows)
-    for place, site in enumerate(sites):
-        losses = {
-            share: mean(own, "bits_a_target")
-            for share, own in grouped(where(rows, site=site), "share").items()
-        }
-        shares = sorted(losses)
-        deep = {
-            "color": mpl.colormaps["viridis"](0.9 * place / len(sites))
-        }  # the deeper, the brighter
-        look = {**drawing.line_look(place, place + 3, "-"), **deep, "markersize": 3, "linewidth": 1}
-        name = "mix" if site is None else f"site {site}"
-        axis.plot(100 * np.array(shares), [losses[share] for share in shares], label=name, **look)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_xlabel("end of the portion, %", fontsize=8)
-
-
-def _by_frequencies(rows: Sequence[Row]) -> float:
-    """Compression of a code that knows the frequencies of a task's labels alone."""
-    row = where(rows, **CODES["model"])[0]
-    return row["uniform_bits"] / row["frequency_bits"]
-
-
-# ---------------------------------------------------------------------- sentences
-
-
-def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
-    """Say which site has the shortest code, and whether codes order the sites as scores do.
-
-    Args:
-        rows: of codelengths.
-        scores: the report's rows, with F1 on held-out sentences.
-    """
-    tasks = []
-    for (model, task), codes in grouped(rows, "model", "task").items():
-        read = [row for row in where(codes, **CODES["model"]) if row["site"] is not None]
-        best = max(read, key=lambda row: row["compression"])
-        control = next(
-            (
-                row["compression"]
-                for row in where(codes, **CODES["control task"], site=best["site"])
-            ),
-            None,
-        )
-        known = {
-            row["site"]: row["score"]
-            for row in where(scores, model=model, task=task, source="model")
-        }
-        both = [(row["site"], row["compression"], known[row["site"]]) for row in read
-                if known.get(row["site"]) is not None]  # fmt: skip
-        orders = [
-            [site for site, *_ in sorted(both, key=lambda entry: -entry[place])] for place in (1, 2)
-        ]
-        rank = spearmanr(*list(zip(*both, strict=True))[1:]).statistic if len(both) > 2 else None
-        tasks.append({"task": task, "best": best, "control": control, "by_frequencies": _by_frequencies(codes),
-                      "orders": orders, "rank": rank})  # fmt: skip
-    return sentences("codelengths", tasks=tasks, several=len(distinct(rows, "model")) > 1)
+    """The edges of `0-2 1-2`."""
+    edges = set()
+    for edge in written.split():
+        first, _, last = edge.partition("-")
+        edges.add((int(first), int(last)))
+    return edges

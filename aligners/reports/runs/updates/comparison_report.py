@@ -11,8 +11,9 @@ from aligners.reports.names import (
     WORDS,
     fixed,
     four_digits,
-    interval_of,
+    in_words,
     percentage,
+    plain_number,
     quoted,
     site_name,
     with_short_names,
@@ -20,23 +21,19 @@ from aligners.reports.names import (
 from aligners.reports.report import (
     Report,
     Row,
-    distinct,
     grouped,
     is_known,
-    number,
+    numbers,
     site_pairs,
+    values,
     where,
 )
 from aligners.reports.screen import SiteTable
-from aligners.reports.templates import sentences
 
 WHAT = WORDS["comparison"]
 NAMES, PANELS, QUANTITIES = WHAT["maps"], WHAT["panels"], WHAT["quantities"]
 ON_WHAT = WHAT["on_what"]  # a table of what differs -> its title, and its columns of words
-LOOKS = {
-    "identity": "mlp",
-    "rotation": "procrustes",
-}  # of other maps, which look alike in every figure
+LOOKS = {"identity": "mlp", "rotation": "procrustes"}  # of maps that look alike in every figure
 AFTER = {  # a map
     "identity": "as they are",
     "permutation": "after one permutation of their features",
@@ -44,14 +41,21 @@ AFTER = {  # a map
     "linear": "after a linear map",
 }
 OFTEN, MOST_TYPES = 2, 3  # times the mean of a row, above which a type is named, and how many are
+NO_WEIGHTS = "Weights are not compared: the architectures differ, or some are quantised."
 LOWEST = 1e-16  # of the figure: nothing that float32 leaves is below
 
 
 def report(
-    meta: Row, rows: Sequence[Row], function: Sequence[Row] = (), weights: Sequence[Row] = (),
-    floors: Sequence[Row] = (), types: Sequence[Row] = (), tokens: Sequence[Row] = (), texts: Sequence[Row] = (),
+    meta: Row,
+    rows: Sequence[Row],
+    function: Sequence[Row] = (),
+    weights: Sequence[Row] = (),
+    floors: Sequence[Row] = (),
+    types: Sequence[Row] = (),
+    tokens: Sequence[Row] = (),
+    texts: Sequence[Row] = (),
     directions: Sequence[Row] = (),
-) -> Report:  # fmt: skip
+) -> Report:
     """Make the report.
 
     Args:
@@ -65,29 +69,22 @@ def report(
         texts: likewise.
         directions: of what differs.
     """
-    tables = {"function": function, "weights": weights, "floors": floors, "types": types, "tokens": tokens,
-              "texts": texts, "directions": directions}  # fmt: skip
-    shown, blocks = with_short_names(rows), _by_block(weights)
-    on_what = [table for name in ON_WHAT for table in _on_what(name, tables[name])]
-    screen = [
-        _sites(shown),
-        *map(_answers, function),
-        *([_weights(blocks)] if blocks else []),
-        *on_what,
-    ]
-    found = sentences("comparison", meta=meta, rows=shown, function=function, blocks=blocks)
-    found = [*beside_far_rows(shown), *found]
-    figures = {"comparison": partial(_figure, shown)}
-    first = lead(meta, shown, function, types)
+    shown = with_short_names(rows)
+    differing = {"types": types, "tokens": tokens, "texts": texts, "directions": directions}
+    screen = [_sites(shown), *map(_answers, function)]
+    if weights:
+        screen.append(_weights(weights))
+    for name, table in differing.items():
+        screen += _on_what(name, table)
     return Report(
         "comparison",
         meta,
         rows,
-        tables,
-        figures=figures,
+        {"function": function, "weights": weights, "floors": floors, **differing},
+        figures={"comparison": partial(_figure, shown)},
         screen=screen,
-        lead=first,
-        sentences=found,
+        lead=lead(meta, shown, function, types),
+        sentences=beside_far_rows(shown) + _details(meta, function, weights),
     )
 
 
@@ -103,44 +100,50 @@ def lead(meta: Row, rows: Sequence[Row], function: Sequence[Row], types: Sequenc
         function: of the answers, if they are compared.
         types: of tokens, those with the largest share of the difference.
     """
+    verdict = meta["verdict"]
+    answers = _on_answers(function, same=verdict["same_answers"])
+    if verdict["kind"] == "changed":
+        return f"{_changed(verdict, rows, types)} {answers}"
+    return f"{_verdict(meta)} {answers}"
+
+
+def _verdict(meta: Row) -> str:
+    """What a verdict says that names no site."""
     kind, map_ = meta["verdict"]["kind"], meta["verdict"]["map"]
-    if kind == "rounding":
-        coarse = (
-            ""
-            if meta["precision"] == "float32"
-            else f", as far as weights in {meta['precision']} allow"
-        )
-        said = f"Nothing has changed beyond rounding: at every site the new model has the old one's states{coarse}."
-    elif kind == "coordinates" and map_ == "identity":
-        said = (
+    if kind == "coordinates" and map_ == "identity":
+        return (
             "Only coordinates inside the blocks have changed: all states are the old ones but for rounding, and the "
             "weights that differ have the singular values that they had, as where hidden units are put in another "
             "order or heads are turned."
         )
-    elif kind == "coordinates":
-        said = (
-            "Only coordinates have changed: the states differ as they are, and agree at every site "
-            f"{AFTER[map_]}, but for rounding."
-        )
-    elif kind == "weights":
-        blocks = ", ".join(map(str, meta["weights"]["changed"]))
-        said = (
-            f"On these texts nothing has changed beyond rounding. But weights differ by more than rounding in block "
-            f"{blocks}: what these texts do not excite may have changed."
-        )
-    elif kind == "head":
-        said = (
-            f"The model has changed in its head only: all states agree {AFTER[map_]}, but for rounding, and the "
-            "answers do not."
-        )
-    elif kind == "changed":
-        said = _changed(meta["verdict"], rows, types)
-    else:
-        said = (
-            "These are different models: no permutation or rotation makes their states agree, even nearly, at the "
-            "first site that is compared."
-        )
-    return f"{said} {_on_answers(function, same=meta['verdict']['same_answers'])}"
+    coarse = ""
+    if meta["precision"] != "float32":
+        coarse = f", as far as weights in {meta['precision']} allow"
+    after = AFTER.get(map_, "")
+    blocks = ", ".join(map(str, meta.get("weights", {}).get("changed", ())))
+    sentences = {
+        "rounding": (
+            "Nothing has changed beyond rounding: at every site the new model has the old one's states"
+            + coarse
+        ),
+        "coordinates": (
+            f"Only coordinates have changed: the states differ as they are, and agree at every site {after}, but for "
+            "rounding"
+        ),
+        "weights": (
+            "On these texts nothing has changed beyond rounding. But weights differ by more than rounding in block "
+            f"{blocks}: what these texts do not excite may have changed"
+        ),
+        "head": (
+            f"The model has changed in its head only: all states agree {after}, but for rounding, and the "
+            "answers do not"
+        ),
+    }
+    unlike = (
+        "These are different models: no permutation or rotation makes their states agree, even nearly, at the first "
+        "site that is compared"
+    )
+    return sentences.get(kind, unlike) + "."
 
 
 def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
@@ -150,16 +153,16 @@ def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
     told = f"The model has changed from {place} on"
     if most != first:
         told += f", most at the output of block {most}"
-    named = [quoted(row["type"]) for row in types if row["site"] == most and row["times"] > OFTEN]
+    named = [quoted(row["type"]) for row in where(types, site=most) if row["times"] > OFTEN]
     if named:
         told += f", most on tokens such as {', '.join(named[:MOST_TYPES])}"
-    (worst,) = where(rows, method=map_, site_y=most)[:1]
-    left = f"{fixed(worst['fvu'], '.2g')}{interval_of(worst, 'fvu', '.2g')}"
+    worst = where(rows, method=map_, site_y=most)[0]
+    left = in_words(worst, "fvu", ".2g")
     told += f". There the old states, {AFTER[map_]}, leave {left} of the variance of the new ones."
-    if map_ == "identity":
-        return told
-    nearly = "of the embeddings nearly" if first == 0 else f"before {place}"
-    return f"{told} Its states are also written in other coordinates: {AFTER[map_]} those {nearly} agree."
+    if map_ != "identity":
+        nearly = "of the embeddings nearly" if first == 0 else f"before {place}"
+        told += f" Its states are also written in other coordinates: {AFTER[map_]} those {nearly} agree."
+    return told
 
 
 def _on_answers(function: Sequence[Row], *, same: bool) -> str:
@@ -167,116 +170,150 @@ def _on_answers(function: Sequence[Row], *, same: bool) -> str:
     if not function:
         return "Answers are not compared."
     row = function[0]
-    changed = (
-        "are the old one's but for rounding"
-        if same
-        else "differ from the old one's by more than rounding"
-    )
+    changed = "are the old one's but for rounding"
+    if not same:
+        changed = "differ from the old one's by more than rounding"
     agree = "have the same nearest text" if row["what"] == "similarities of texts" else "agree"
-    share = f"{fixed(row['agreement'], '.2%')}{interval_of(row, 'agreement', '.2%')}"
-    answers = f"The answers of the new model ({row['what']}) {changed}"
-    return f"{answers}; {share} of {row['units']:,} {agree}.{_on_loss(row)}"
-
-
-def _on_loss(row: Row) -> str:
-    """` The loss goes from 5.2500 to 5.2515 nats, a change of +0.0015 [+0.0010, +0.0020].`, where there is one."""
-    change = row.get("loss_change")
-    if change is None:
-        return ""
+    share = f"{in_words(row, 'agreement', '.2%')} of {row['units']:,} {agree}"
+    said = f"The answers of the new model ({row['what']}) {changed}; {share}."
+    if row.get("loss_change") is None:
+        return said
     old, new = fixed(row["loss_old"], ".4f"), fixed(row["loss_new"], ".4f")
     if old == new:
-        return f" The loss stays at {old} nats."
-    ends = interval_of(row, "loss_change", "+.4f")
-    return f" The loss goes from {old} to {new} nats, a change of {fixed(change, '+.4f')}{ends}."
+        return f"{said} The loss stays at {old} nats."
+    change = in_words(row, "loss_change", "+.4f")
+    return f"{said} The loss goes from {old} to {new} nats, a change of {change}."
+
+
+def _details(meta: Row, function: Sequence[Row], weights: Sequence[Row]) -> list[str]:
+    """What rounding explains, and what was not compared or fitted, and why."""
+    said = []
+    for row in function:
+        tolerance = fixed(row["tolerance"], ".2g")
+        text = f"{row['measure']}: {in_words(row, 'difference', '.2g')}, where rounding explains {tolerance}"
+        said.append(f"{text}." if row["same"] else f"{text}: they differ.")
+    if meta["not_compared"]:
+        said.append(
+            f"Answers are not compared: {meta['not_compared']}. The verdict is on states alone."
+        )
+    rounding = (
+        f"What counts as rounding is {plain_number(meta['times'])} times what the old model differs from itself: "
+        f"{'; '.join(meta['variants'])}."
+    )
+    if meta["precision"] != "float32":
+        numbers_of = f"All weights of the new model are {meta['precision']} numbers"
+        rounding += f" {numbers_of}, so the old one's were rounded likewise."
+    said.append(rounding)
+    said.append(_on_weights(meta) if weights else NO_WEIGHTS)
+    for name, why in meta["refusals"].items():
+        said.append(f"No {name} was fitted: {why}")
+    return said
+
+
+def _on_weights(meta: Row) -> str:
+    """In which blocks weights differ, and what weights cannot tell."""
+    verdict, changed, blocks = (
+        meta["verdict"],
+        meta["weights"]["changed"],
+        meta["weights"]["blocks"],
+    )
+    said = "Weights, compared entry by entry, "
+    if not changed:
+        return f"{said}do not differ by more than rounding."
+    place = f"in block {', '.join(map(str, changed))}"
+    if len(changed) >= blocks > 1:
+        place = "everywhere"
+    said += f"differ by more than rounding {place} (0: embeddings, {blocks + 1}: what comes after the blocks)."
+    if verdict["kind"] == "coordinates":
+        said += " They see other coordinates as changes: here they are wrong about what the model computes."
+    elif verdict["kind"] == "changed" and verdict["map"] == "identity":
+        said += " They also see what these texts do not excite, and would see other coordinates as changes."
+    elif verdict["kind"] == "changed":
+        said += " They cannot tell the change from the other coordinates; the states can."
+    return said
 
 
 # ---------------------------------------------------------------------- tables
 
 
-def _by_block(weights: Sequence[Row]) -> list[Row]:
-    """The weight of each block that differs most, in units of its tolerance."""
-    every = sorted(grouped(weights, "block").items())
-    return [max(block, key=lambda row: row["difference"] / row["tolerance"]) for _, block in every]
-
-
 def _sites(rows: Sequence[Row]) -> SiteTable:
     title = "FVU: share of the new states' variance that the old states leave unexplained"
-    table = SiteTable(title, ["old states"], [], {"site": map(site_name, site_pairs(rows))})
+    sites = map(site_name, site_pairs(rows))
+    table = SiteTable(title, ["old states"], [], {"site": sites})
     explained: dict[tuple[str, ...], list[str]] = {}
-    for name, line in grouped(rows, "method").items():
-        table.add_row(NAMES.get(name, name), *(four_digits(row["fvu"]) for row in line))
-        explained.setdefault(tuple(four_digits(row["tolerance"]) for row in line), []).append(
-            NAMES.get(name, name)
-        )
+    for method, line in grouped(rows, "method").items():
+        name = NAMES.get(method, method)
+        table.add_row(name, *map(four_digits, values(line, "fvu")))
+        cells = tuple(map(four_digits, values(line, "tolerance")))
+        explained.setdefault(cells, []).append(name)
     for cells, names in explained.items():
-        alike = "" if len(explained) == 1 else f": {', '.join(names)}"
-        table.add_row(f"rounding explains{alike}", *cells, style="dim")
+        maps = "" if len(explained) == 1 else f": {', '.join(names)}"
+        table.add_row(f"rounding explains{maps}", *cells, style="dim")
     return table
 
 
 def _answers(row: Row) -> SiteTable:
-    table = SiteTable(
-        f"Answers: {row['what']}, {row['units']:,}", ["quantity"], ["value", "95 % interval"], {}
-    )
+    title, columns = f"Answers: {row['what']}, {row['units']:,}", ["value", "95 % interval"]
+    table = SiteTable(title, ["quantity"], columns, {})
     for name, words in QUANTITIES.items():
         if name in row:
-            low, high = (four_digits(row[f"{name}_{end}"]) for end in ("low", "high"))
+            low, high = four_digits(row[f"{name}_low"]), four_digits(row[f"{name}_high"])
             table.add_row(words or row["measure"], four_digits(row[name]), f"[{low}, {high}]")
     table.add_row("rounding explains", four_digits(row["tolerance"]), style="dim")
     return table
 
 
-def _weights(blocks: Sequence[Row]) -> SiteTable:
+def _weights(weights: Sequence[Row]) -> SiteTable:
+    """The weight of each block that differs most, in units of its tolerance."""
     title = "Weights: relative difference of the one in each block that differs most"
     table = SiteTable(title, ["block", "weight"], ["difference", "rounding explains"], {})
-    for row in blocks:
-        cells = (four_digits(row[name]) for name in ("difference", "tolerance"))
-        table.add_row(
-            str(row["block"]), row["weight"], *cells, style=None if row["changed"] else "dim"
-        )
+    for block, line in sorted(grouped(weights, "block").items()):
+        row = max(line, key=lambda row: row["difference"] / row["tolerance"])
+        cells = four_digits(row["difference"]), four_digits(row["tolerance"])
+        style = None if row["changed"] else "dim"
+        table.add_row(str(block), row["weight"], *cells, style=style)
     return table
 
 
 def _on_what(name: str, rows: Sequence[Row]) -> list[SiteTable]:
+    """A table for each site of the types, tokens, texts or directions with the most of what differs."""
     tables, (title, words) = [], ON_WHAT[name]
-    for site, part in grouped(rows, "site").items():
-        further = ["× mean of a row", "rows"] if "times" in part[0] else []
+    for site, line in grouped(rows, "site").items():
+        columns, counted = ["share of it"], "times" in line[0]
+        if counted:
+            columns += ["× mean of a row", "rows"]
         whole = f"{title} with the most of what differs at site {site}"
-        tables.append(SiteTable(whole, words, ["share of it", *further], {}))
-        for row in part:
-            cells = [
-                percentage(row["share"]),
-                *([f"{row['times']:.1f}", str(row["rows"])] if further else []),
-            ]
-            tables[-1].add_row(*(str(row[word]) for word in words), *cells)
+        table = SiteTable(whole, words, columns, {})
+        for row in line:
+            cells = [str(row[word]) for word in words] + [percentage(row["share"])]
+            if counted:
+                cells += [f"{row['times']:.1f}", str(row["rows"])]
+            table.add_row(*cells)
+        tables.append(table)
     return tables
+
+
+# ---------------------------------------------------------------------- figure
 
 
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw by site what is left of the new states, with what rounding explains as a band, and what it costs."""
-    columns, methods, pairs = (
-        [c for c in PANELS if is_known(rows, c)],
-        distinct(rows, "method"),
-        site_pairs(rows),
-    )
+    columns = [column for column in PANELS if is_known(rows, column)]
+    methods, sites = grouped(rows, "method"), [site_name(pair) for pair in site_pairs(rows)]
     figure, axes = panels(len(columns), 2, (4.6, 3.3), (1.8, 0.6))
     looks = method_looks([LOOKS.get(name, name) for name in methods])
+    across = range(len(sites))
     for axis, column in zip(axes, columns, strict=True):
         if column == "fvu":
-            band = [row["tolerance"] for row in where(rows, method=methods[0])]
-            axis.fill_between(
-                range(len(pairs)), LOWEST, band, color="0.88", label="rounding explains"
-            )
+            band = values(where(rows, method=next(iter(methods))), "tolerance")
+            axis.fill_between(across, LOWEST, band, color="0.88", label="rounding explains")
         for name in reversed(methods):  # as they are on top
-            heights = [number(row[column]) for row in where(rows, method=name)]
-            axis.plot(
-                range(len(pairs)),
-                heights,
-                label=NAMES.get(name, name),
-                **looks[LOOKS.get(name, name)],
-            )
+            look = looks[LOOKS.get(name, name)]
+            heights = numbers(methods[name], column)
+            axis.plot(across, heights, label=NAMES.get(name, name), **look)
         axis.set(yscale="log", ylim=(LOWEST if column == "fvu" else None, None))
-        name_sites(axis, PANELS[column][0], map(site_name, pairs))
-        axis.set_ylabel(PANELS[column][1], fontsize=9)
+        title, up = PANELS[column]
+        name_sites(axis, title, sites)
+        axis.set_ylabel(up, fontsize=9)
     dress(figure, axes, "site (layer)", "")
     return figure

@@ -18,6 +18,7 @@ def rows(pairs: list[tuple[str, str]], *layers: int, controls: bool = False) -> 
     for (x, y), label, features in product(pairs, ("cka", "r2 of X"), ("raw", "standardised")):
         direction = "both" if label == "cka" else "forward"
         about = {"model_x": x, "model_y": y, "measure": label.split()[0], "label": label, "direction": direction}
+        about["n_rows"] = 100
         for i, j in product(*map(range, layers or (3, 3))):
             value = (10 * i + j + (features != "raw")) / 100
             place = {"features": features, "layer_x": i, "layer_y": j, "value": value}

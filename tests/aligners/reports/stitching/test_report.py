@@ -160,12 +160,11 @@ def test_tables_show_routes_down_and_sites_across() -> None:
     assert line.split() == expected.split()
 
 
-def test_many_sites_make_several_tables_of_which_nothing_is_cut_off() -> None:
+def test_of_many_sites_nothing_is_cut_off() -> None:
     for models, groups, route in ((["deep/one", "deep/two"], None, "one → two"), (EIGHT, GROUPS, "good-to-poor")):
         shown = printed(report(stitched(models, range(1, 13)), groups=groups).screen)
         assert route in shown
         assert "…" not in shown
-        assert shown.count("affine_norm, task loss") == 2  # penalty and accuracy
 
 
 def wide(row: Row) -> Row:
