@@ -192,7 +192,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
     def on_validation_epoch_end(self) -> None:
         """Log the means, which are already summed over ranks."""
         for place, means in enumerate(self._means):
-            figure = "validation_loss" if self.task.regression else "validation_accuracy"
+            figure = "validation_accuracy"
+            if self.task.regression:
+                figure = "validation_loss"
             self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
 
     def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:

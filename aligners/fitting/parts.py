@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -135,32 +135,24 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.safetensors."""
     parts = [load_bank(file) for file in files]
     first = parts[0]
-    joined = replace(first, path=folder / "aligners.safetensors")
-    joined.maps = _join_maps(parts)
-    joined.pairs, joined.training = {}, {}
-    for route in first.pairs:
-        joined.pairs[route] = _listed(part.pairs[route] for part in parts)
+    joined = replace(first, path=folder / "aligners.safetensors", maps={}, pairs={}, training={})
+    joined.data = {**first.data, "sites": []}
+    sites = []  # as they were typed
+    for part in parts:
+        for route, pairs in part.pairs.items():
+            joined.pairs.setdefault(route, []).extend(pairs)
+        joined.data["sites"] += part.data["sites"]
+        sites.append(part.data_config["sites"])
+    joined.data_config = {**first.data_config, "sites": ",".join(sites)}
+    for route, maps in first.maps.items():
+        joined.maps[route] = {}
+        for name in maps:
+            joined.maps[route][name] = join_banks([part.maps[route][name] for part in parts])
     for key in first.training:
         joined.training[key] = join_records([part.training[key] for part in parts])
-    joined.data = {**first.data, "sites": _listed(part.data["sites"] for part in parts)}
-    sites = ",".join(part.data_config["sites"] for part in parts)
-    joined.data_config = {**first.data_config, "sites": sites}
     joined.moments = _join_moments([cast(Moments, part.moments) for part in parts])
     save_bank(joined, joined.path)
     return joined
-
-
-def _join_maps(parts: Sequence[StoredBank]) -> dict[str, dict[str, Aligner]]:
-    joined: dict[str, dict[str, Aligner]] = {}
-    for route, maps in parts[0].maps.items():
-        joined[route] = {}
-        for name in maps:
-            joined[route][name] = join_banks([part.maps[route][name] for part in parts])
-    return joined
-
-
-def _listed(lists: Any) -> list[Any]:
-    return [entry for one in lists for entry in one]
 
 
 def _join_moments(moments: Sequence[Moments]) -> Moments:

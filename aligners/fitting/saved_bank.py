@@ -123,7 +123,9 @@ def records_at(
     for key, record in records.items():
         found[key] = {}
         for name, value in record.items():
-            found[key][name] = [value[s] for s in places] if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = [value[s] for s in places]
+            found[key][name] = value
     return found
 
 
@@ -132,7 +134,10 @@ def join_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for name, value in records[0].items():
         values = [record[name] for record in records]
-        joined[name] = list(chain(*values)) if isinstance(value, list) else max(values)
+        if isinstance(value, list):
+            joined[name] = list(chain(*values))
+        else:
+            joined[name] = max(values)
     return joined
 
 
@@ -168,7 +173,9 @@ NO_MODEL = {"name": "nothing", "fingerprint": "none"}
 
 
 def _listed(models: Identities) -> list[Mapping[str, Any]]:
-    return list(models.values() if isinstance(models, Mapping) else models)
+    if isinstance(models, Mapping):
+        models = list(models.values())
+    return list(models)
 
 
 @dataclass
@@ -434,9 +441,10 @@ def _goes_on_with(path: Path) -> str | None:
     if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return None
     content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    if ALIGNMENT in content:
-        return "fit"
-    return "stitch" if STITCHING in content else None
+    for command, entry in (("fit", ALIGNMENT), ("stitch", STITCHING)):
+        if entry in content:
+            return command
+    return None
 
 
 def _check_names_in(described: Mapping[str, Any]) -> None:

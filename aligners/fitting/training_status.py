@@ -31,7 +31,9 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     for s, start in enumerate(record["start"]):
         best, diverged = record["best_step"][s], record["diverged_step"][s]
         if diverged:
-            fallback = f"step {best}" if best else f"the untrained start ({start})"
+            fallback = f"the untrained start ({start})"
+            if best:
+                fallback = f"step {best}"
             words.append(f"diverged at step {diverged}, set back to {fallback}")
         elif best or exact[s]:
             words.append(TRAINED_WELL)
@@ -58,7 +60,9 @@ def is_trained(row: Mapping[str, Any]) -> bool:
 
 def mark(text: str, row: Mapping[str, Any]) -> str:
     """A number of a row with the mark of a map that is not trained; nothing stays nothing. See `what_did_not_train`."""
-    return text if is_trained(row) or not text else text + MARK
+    if is_trained(row) or not text:
+        return text
+    return text + MARK
 
 
 def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -97,7 +101,9 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             site = "sites" if len(named) > 1 else "site"
             place = f"{site} {', '.join(named)}{_among(where, routes)}"
             lines.append(f"{MARK} {method} at {place}: {outcome}.")
-    return [MEANING, *lines] if lines else []
+    if lines:
+        lines.insert(0, MEANING)
+    return lines
 
 
 def _alike(by_route: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
@@ -110,7 +116,9 @@ def _alike(by_route: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[
 
 def _site(row: Mapping[str, Any]) -> str:
     i, j = row["site_x"], row["site_y"]
-    return str(i) if i == j else f"{i}→{j}"
+    if i == j:
+        return str(i)
+    return f"{i}→{j}"
 
 
 def _among(where: Sequence[str], routes: Sequence[str]) -> str:
@@ -165,7 +173,9 @@ def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _span(values: Sequence[float]) -> str:
     least, most = f"{min(values):.3f}", f"{max(values):.3f}"
-    return least if least == most else f"{least} to {most}"
+    if least == most:
+        return least
+    return f"{least} to {most}"
 
 
 def few_rows(*each: Moments) -> list[str]:
