@@ -13,11 +13,14 @@ import yaml
 from tests.processes import ROOT
 from tests.rows import paired
 from tests.runs import related_rows
+from tests.shell import options as flags
 from tests.world import TEST_TEXTS, World
 from transformers import ArceeConfig, AutoModelForCausalLM
 
 from aligners.cli import table
-from aligners.fitting.saved_bank import build_aligner, describe_aligner
+from aligners.datamodules import pairings
+from aligners.datamodules.rows import policies
+from aligners.fitting.saved_bank import build_aligner, describe_aligner, load_bank
 from aligners.models import architectures
 from aligners.models.model import FrozenModel
 from aligners.reports import finished_runs
@@ -28,9 +31,11 @@ from aligners.reports.study.study_report import markdown
 from aligners.similarity import catalogue
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.functional import cka
 from aligners.similarity.functional.cca import SharedMoments
 
 PAGE = (ROOT / "docs" / "adding_things.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def example(beginning: str, page: str = PAGE) -> str:
@@ -39,9 +44,9 @@ def example(beginning: str, page: str = PAGE) -> str:
     return found
 
 
-def add(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the page's example for `file` where an import finds it as a part of its package."""
-    (folder / Path(file).name).write_text(example(f"# {file}\n"))
+def add(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, page: str = PAGE) -> None:
+    """Put a page's example for `file` where an import finds it as a part of its package."""
+    (folder / Path(file).name).write_text(example(f"# {file}\n", page))
     package = import_module(".".join(Path(file).parent.parts))
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
 
@@ -101,6 +106,62 @@ def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(finished_runs.make_report(kind, {}, rows), tmp_path)
     found = json.loads((tmp_path / "sizes.json").read_text())
     assert found == {"meta": {}, "rows": rows, "findings": ["The largest map is mlp."]}
+
+
+def by_command(name: str, *words: str, **options: Any) -> None:
+    """Run a command on tiny models."""
+    table.run_script(name, [*words, *flags(trainer__logger=False, trainer__accelerator="cpu", **options)])
+
+
+def texts_of(world: World) -> dict[str, Any]:
+    return {"data__text__source": world.fit, "data__text__held_out": world.test, "data__max_length": 60}
+
+
+def paste(file: str, module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the example of CONTRIBUTING.md for a file as if it stood at the end of it; what the file then has."""
+    before = {*vars(module)}
+    code = example(f"# {file}", CONTRIBUTING)
+    path = folder / f"pasted_{Path(file).name}"  # from which the options of a function are read
+    path.write_text(code)
+    names = dict(vars(module))
+    exec(compile(code, str(path), "exec"), names)
+    for name in names.keys() - before:
+        monkeypatch.setattr(module, name, names[name], raising=False)
+    return names
+
+
+def test_a_pairing_and_its_command_of_contributing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paste("datamodules/pairings.py", pairings, tmp_path, monkeypatch)
+    add("aligners/cli/train/fit_last.py", tmp_path, monkeypatch, CONTRIBUTING)
+    (line,) = re.findall(r'`("fit_last": \(.*?\))`', CONTRIBUTING, re.DOTALL)
+    entry = eval(f"{{{' '.join(line.split())}}}")
+    monkeypatch.setattr(table, "COMMANDS", {"train": table.COMMANDS["train"] | entry})
+    words = ["fit_last", "--model.aligners", "linear", "--run", str(tmp_path / "run")]
+    by_command("train", *words, data__model=world.model_x, **texts_of(world))
+    sites = load_bank(tmp_path / "run" / "aligners.safetensors").pairs
+    assert [(1, 3), (2, 3)] in sites.values(), sites
+
+
+def test_a_row_policy_of_contributing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = paste("datamodules/rows/policies.py", policies, tmp_path, monkeypatch)
+    (line,) = re.findall(r'In `POLICIES` below it, `"special": (\w+)\(\),`', CONTRIBUTING)
+    monkeypatch.setitem(policies.POLICIES, "special", module[line]())
+    models = {"data__model_x": world.model_x, "data__model_y": world.model_y, "data__special_tokens": True}
+    words = ["fit", "--data.rows", "special", "--model.aligners", "linear", "--run", str(tmp_path / "run")]
+    by_command("train", *words, data__held_out_types=0.0, **models, **texts_of(world))
+    assert (tmp_path / "run" / "aligners.safetensors").is_file()
+
+
+def test_a_measure_of_contributing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = paste("aligners/similarity/functional/cka.py", cka, tmp_path, monkeypatch)
+    monkeypatch.setattr(catalogue, "_FURTHER", {})
+    (line,) = re.findall(r"`(Measure\(.*\)),`;", CONTRIBUTING)
+    catalogue.register(eval(line, {**vars(catalogue), "covariance": module["covariance"]}))
+    words = ["similarity", "--measures", "covariance", "--run", str(tmp_path / "run")]
+    by_command("evaluate", *words, data__models=[world.model_x, world.model_y], **texts_of(world))
+    assert "covariance" in (tmp_path / "run" / "similarity.json").read_text()
 
 
 def test_a_command(

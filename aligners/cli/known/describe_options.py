@@ -115,7 +115,7 @@ def _is_used(action: Any, command: Command) -> bool:
 
 def _sentence(action: Any) -> str:
     """What often.yaml says of an option, or else the first sentence of its help; and its default."""
-    text = " ".join(action.help.split())
+    text = " ".join((action.help or "").split())
     sentence = re.split(r"(?<=[.:;]) ", text, maxsplit=1)[0].rstrip(".:;")
     if action.option_strings:
         sentence = OFTEN.get(action.dest, sentence)
@@ -124,7 +124,7 @@ def _sentence(action: Any) -> str:
         default = f" [{str(action.default).lower()}]"
     elif isinstance(action.default, (str, int, float)) and action.default != SUPPRESS:
         default = f" [{action.default}]"
-    return f"{sentence[0].upper()}{sentence[1:]}{default}"
+    return f"{sentence[:1].upper()}{sentence[1:]}{default}"
 
 
 def _kinds_of(action: Any) -> list[str]:

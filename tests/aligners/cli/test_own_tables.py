@@ -75,6 +75,21 @@ def test_a_finished_study_that_names_a_papers_table_is_read_with_and_without_its
     assert json.loads((folder / "report" / "missing.json").read_text()) == {}
 
 
+@pytest.mark.usefixtures("cells_here")
+def test_the_recipe_of_contributing_adds_a_table_of_a_paper(world: World, tmp_path: Path) -> None:
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for name in ("ren.py", "tables.yaml", "numbers.yaml"):
+        text = (ROOT / "papers" / "ren2023" / name).read_text(encoding="utf-8")
+        added = re.findall(rf"```\w+\n(# papers/ren2023/{name}\n.*?)```", contributing, re.DOTALL)
+        text, register, end = text.rpartition("register(__name__)")
+        (tmp_path / name).write_text("\n\n".join([text, *added, register + end]))
+    options = {"model": {"aligners": {"procrustes": "Procrustes"}}, "data": {"sites": [1]}}
+    file = study_file(world, tmp_path, fit={"options": options}, report=["ren_rotations"])
+    study(["run", file, "--imports", "ren.py"])
+    made = pd.read_csv(tmp_path / "runs" / "small" / "report" / "tables" / "ren_rotations.csv")
+    assert list(made["task"]) == ["t"]
+
+
 def test_a_study_file_cannot_name_a_file_of_tables(world: World, tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text("raise SystemError('was run')")
     with pytest.raises(UserError, match="on the command line alone"):
