@@ -70,6 +70,8 @@ def read_moments(
 ) -> dict[str, Moments]:
     """Return the moments of the paired rows that all ranks together read, exact over ranks.
 
+    After each batch `after_moments_batch` of the run's module is called, where it is a `BankTraining`.
+
     Args:
         trainer: the run's Trainer; a progress bar is shown if it has one.
         loader: this rank's share of the fitting texts.
