@@ -121,7 +121,8 @@ class Doubts:
                 logits = model.logits(inputs).flatten(0, -2)[targets.index].float()
             own += float(cross_entropy(logits, targets.answer, reduction="sum"))
             others = counts.sum() - 1 + vocabulary  # one added to each token, and without itself
-            unigram -= float((counts[targets.answer.cpu()] / others).log().sum())
+            frequencies = counts[targets.answer.cpu()] / others
+            unigram -= float(frequencies.log().sum())
             units += len(targets)
         if own > unigram:
             self.data.caution(

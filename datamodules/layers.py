@@ -179,7 +179,8 @@ class LayerReader:
         """Some rows of a model at some layers, and its attention weights if they are read."""
         weights: list[Tensor] = []
         if not layers:
-            return torch.empty(0, len(rows), model.width, device=rows.index.device), weights
+            device = rows.index.device
+            return torch.empty(0, len(rows), model.width, device=device), weights
         inputs = texts.inputs[number]
         if self.attention:
             wanted = sorted(set(layers))

@@ -211,7 +211,8 @@ class ModelTexts(TextModule):
         constant = self.texts.constant_label(regression=self.texts.regression)
         if self.targets == "choices":
             constant = float(self.answers("fit").bincount().argmax())
-        return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
+        count = len(self.answers("test"))
+        return torch.full((count,), constant, dtype=torch.float64)
 
     # ------------------------------------------------------------------ Lightning's hooks
 

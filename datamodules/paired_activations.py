@@ -187,7 +187,8 @@ class PairedActivations(TextModule):
             ValueError: as `TextModule.other_texts` does.
         """
         kind = self.reader.kind
-        self._plan = replace(plan, kinds=[other for other in plan.kinds if other != kind])
+        others = [other for other in plan.kinds if other != kind]
+        self._plan = replace(plan, kinds=others)
         words = any(read.types == "words" for read in self.kinds_read)
         if words != self._words:
             self._words = words
@@ -205,7 +206,8 @@ class PairedActivations(TextModule):
         """The held-out texts of another source, without their labels."""
         other = self.other_texts(source)
         columns = [name for name in other.test.column_names if name != "label"]
-        return self.tokenise(replace(other, test=other.test.select_columns(columns)))
+        unlabelled = other.test.select_columns(columns)
+        return self.tokenise(replace(other, test=unlabelled))
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
@@ -273,7 +275,8 @@ class PairedActivations(TextModule):
         """
         described = self.describe()
         config = self.config()
-        sites = [described["sites"][place] for place in self._places_of((a, b))]
+        places = self._places_of((a, b))
+        sites = [described["sites"][place] for place in places]
         if not sites:  # of a universe
             sites = self.sites_together((a, b))
             config["sites"] = ",".join(f"{i}:{j}" for i, j in sites)
@@ -322,7 +325,8 @@ class PairedActivations(TextModule):
 
     def _types(self, kind: RowKind, split: Split) -> RowTypes | None:
         tokenizer = self.frozen_models.tokenizers[0]
-        return types_of(kind, self.split(split), self._plain_texts(split), tokenizer)
+        data = self.split(split)
+        return types_of(kind, data, self._plain_texts(split), tokenizer)
 
     def without_far(self, split: Split, kind: RowKind) -> TokenisedTexts:
         """A split whose batches say which of its rows of a kind are far, if far rows are left out."""
@@ -335,7 +339,8 @@ class PairedActivations(TextModule):
         """A split whose batches mark rows of unseen types and far rows; the fitting texts come without them."""
         if split == "fit":
             return self._fitting_texts()
-        marks = self._unseen(split, self.kinds_read, self._plan.measured or self.seen)
+        seen = self._plan.measured or self.seen
+        marks = self._unseen(split, self.kinds_read, seen)
         far = self._far(split, self.kinds_read)
         return self.split(split).marked(marks, leave_out=False, far=far)
 
@@ -355,7 +360,9 @@ class PairedActivations(TextModule):
         """Mark the rows of unseen types, of the kinds of rows that have such types."""
         marks: dict[RowKind, Marks] = {}
         for kind in kinds:
-            types = None if kind.types != seen.kind else self._types(kind, split)
+            if kind.types != seen.kind:
+                continue
+            types = self._types(kind, split)
             if types is not None:
                 marks[kind] = types.unseen(seen)
         return marks

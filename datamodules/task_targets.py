@@ -38,10 +38,11 @@ class Targets(Movable):
 
     def split(self, size: int) -> Iterator["Targets"]:
         """Split into parts of `size` units; the last may have fewer. No units make one empty part."""
-        parts = zip(
-            self.index.split(size), self.answer.split(size), self.owner.split(size), strict=True
-        )
-        return (Targets(*part, texts=self.texts) for part in parts)
+        index = self.index.split(size)
+        answer = self.answer.split(size)
+        owner = self.owner.split(size)
+        for part in zip(index, answer, owner, strict=True):
+            yield Targets(*part, texts=self.texts)
 
 
 def classification_targets(labels: Tensor) -> Targets:
@@ -82,9 +83,8 @@ def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
 def masked_targets(answers: Tensor) -> Targets:
     """One unit for each position that has a target: answers (B, T), -100 where there is none."""
     owner, position = (answers != UNASKED).nonzero(as_tuple=True)
-    return Targets(
-        owner * answers.shape[1] + position, answers[owner, position], owner, len(answers)
-    )
+    index = owner * answers.shape[1] + position
+    return Targets(index, answers[owner, position], owner, len(answers))
 
 
 _MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are

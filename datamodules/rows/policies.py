@@ -74,7 +74,8 @@ class Rows(Movable):
         entering = kept[self.row]
         number = kept.cumsum(0) - 1
         row = number[self.row[entering]]
-        return Rows(self.index[entering], self.owner[kept], self.texts, self.share[entering], row)
+        share = self.share[entering]
+        return Rows(self.index[entering], self.owner[kept], self.texts, share, row)
 
     def without(self, far: Tensor) -> Rows:
         """The rows that are not marked in `far` (N,), each with the place and the mark that it had."""
@@ -223,11 +224,13 @@ def select_rows(
         )
     if policy == "cls":
         first = counts.int().argmax(1)
-        return Rows(every * mask.shape[1] + first, every, len(mask))
+        index = every * mask.shape[1] + first
+        return Rows(index, every, len(mask))
     index = counts.flatten().nonzero()[:, 0]
     owner = index // mask.shape[1]
     if policy == "last":
-        return Rows(index[lengths.cumsum(0) - 1], every, len(mask))
+        last = lengths.cumsum(0) - 1
+        return Rows(index[last], every, len(mask))
     if policy == "mean":
         share = 1 / lengths[owner].float()
         return Rows(index, every, len(mask), share, owner)
@@ -246,7 +249,8 @@ def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
     """
     index = (words >= 0).flatten().nonzero()[:, 0]
     first = counts.cumsum(0) - counts
-    row = first[index // words.shape[1]] + words.flatten()[index]
+    text = index // words.shape[1]
+    row = first[text] + words.flatten()[index]
     n = int(counts.sum())
     owner = torch.arange(len(words)).repeat_interleave(counts)
     if policy == "words_mean":
@@ -306,7 +310,8 @@ def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
     by_inputs: dict[int, Rows] = {}
     for model, inputs in enumerate(texts.inputs):
         if id(inputs) not in by_inputs:
-            by_inputs[id(inputs)] = policy.choose(texts, model, kind.special_tokens)
+            rows = policy.choose(texts, model, kind.special_tokens)
+            by_inputs[id(inputs)] = rows
     return tuple(by_inputs[id(inputs)] for inputs in texts.inputs)
 
 

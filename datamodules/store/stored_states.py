@@ -142,7 +142,8 @@ class Manifest:
         """Write the manifest, whole or not at all."""
         ordered = {}  # the same file, whoever wrote which shard first
         for site, shards in sorted(self.sites.items()):
-            ordered[str(site)] = {str(number): shards[number] for number in sorted(shards)}
+            of_site = {str(number): shards[number] for number in sorted(shards)}
+            ordered[str(site)] = of_site
         plain = {**asdict(self), "identity": self.identity.values(), "sites": ordered}
         write_text(folder / MANIFEST, sealed_json(plain))
 
@@ -156,7 +157,8 @@ def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
         most: bytes of a shard, which its last text may exceed.
     """
     before = (np.cumsum(lengths) - lengths) * row_bytes // most
-    return [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(lengths)]
+    begins = np.flatnonzero(np.diff(before)) + 1
+    return [0, *begins.tolist(), len(lengths)]
 
 
 def shard_path(folder: Path, site: int, shard: int) -> Path:
