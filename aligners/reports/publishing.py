@@ -94,7 +94,9 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
     write(report, folder)
     write_page(report, folder)
     console = show(report)
-    files = report.files or ("Report and figures" if report.figures else "Report")
+    files = report.files or "Report"
+    if report.figures and not report.files:
+        files = "Report and figures"
     places = [f"{files}: {folder}"]
     for run in trainer.loggers:
         if isinstance(run, WandbLogger) and not run.experiment.disabled:
@@ -151,8 +153,9 @@ def _markdown(report: Report) -> str:
         if findings:
             findings = f"\n{findings}"
         return _of_rows(report) + findings + full
-    tables = "".join(f"\n{_of_screen(table)}" for table in report.screen)
-    return f"# {in_markdown(report.title or report.name)}\n\n{findings}{tables}{full}"
+    title = in_markdown(report.title or report.name)
+    parts = [f"# {title}\n", findings, *map(_of_screen, report.screen)]
+    return "\n".join(parts) + full
 
 
 def _of_rows(report: Report) -> str:
@@ -188,7 +191,7 @@ def _log(report: Report, folder: Path, logger: WandbLogger) -> Path:
     run.config.update(report.meta, allow_val_change=True)
     run.summary["findings"] = report.findings
     columns = list(report.rows[0])
-    data = [[row[column] for column in columns] for row in report.rows]
+    data = [list(row.values()) for row in report.rows]
     logger.log_table(report.name, columns=columns, data=data)
     for name in report.figures:
         logger.log_image(name, [str(folder / f"{name}.png")])

@@ -139,14 +139,18 @@ def _padded(part: Sequence[Column]) -> list[list[str]]:
     padded = []
     before = None
     for column in part:
-        group = "" if column.group == before else column.group
+        texts = [column.group, *column.texts]
+        if column.group == before:
+            texts[0] = ""
         before = column.group
-        texts = [group, *column.texts]
         width = max(map(cell_len, texts))
         filled = []
         for text in texts:
             blank = " " * (width - cell_len(text))
-            filled.append(blank + text if column.right else text + blank)
+            if column.right:
+                filled.append(blank + text)
+            else:
+                filled.append(text + blank)
         padded.append(filled)
     return padded
 

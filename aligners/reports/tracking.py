@@ -173,8 +173,10 @@ class RunArtifact(NamedTuple):
 
         artifact = wandb.Artifact(self.name, self.kind, metadata=self.about)
         # whatever the file is called: equal files are one artifact
-        name = MANIFEST if self.kind == "states" else SHARED
-        if upload and self.kind != "states":
+        name = SHARED
+        if self.kind == "states":
+            name, upload = MANIFEST, False
+        if upload:
             artifact.add_file(str(self.path), name=name)
         else:
             artifact.add_reference(self.path.resolve().as_uri(), name=name)
@@ -249,7 +251,9 @@ def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
     """
     names = []
     for path in sorted(folder.rglob("*")):
-        found = described(path) if path.is_file() else None
+        if path.is_dir():
+            continue
+        found = described(path)
         if found is not None:
             run.log_artifact(found.artifact(upload=upload))
             names.append(found.name)

@@ -67,7 +67,8 @@ def codelengths(frames: Frames, name: str) -> Table:
     for place, part in by(codes, *PLACE):
         bits = _compared(part, "kilobits")
         compression = _compared(part, "compression")
-        f1 = _compared(scores[(scores[list(PLACE)] == pd.Series(place)).all(axis=1)])
+        here = scores[list(PLACE)] == pd.Series(place)
+        f1 = _compared(scores[here.all(axis=1)])
         saved = None
         if bits["change"] is not None:
             saved = 100 * bits["change"] / bits["before"]
@@ -184,14 +185,14 @@ def _compared(line: DataFrame, column: str = "score") -> Row:
     before = own.loc[own["stage"] == BASE, column].mean()
     after = own.loc[own["stage"] == TUNED, column]
     twins = line[(line["source"] == "untrained") & (line["stage"] == BASE)]
-    tuned = None
+    tuned, mean = None, after.mean()
     if len(after):
-        tuned = Estimate(float(after.mean()), finite(after.std()), pairs=len(after))
+        tuned = Estimate(float(mean), finite(after.std()), pairs=len(after))
     return {
         "before": finite(before),
         "untrained": finite(twins[column].mean()),
         "after": tuned,
-        "change": finite(after.mean() - before),
+        "change": finite(mean - before),
     }
 
 

@@ -104,8 +104,8 @@ def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
     scores = _localizations(frame, ["task", "stage"], printed)
     groups = frames.groups
     models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
-    families = pd.Series([groups.get(model, model) for model in scores["model"]], scores.index)
-    lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
+    families = scores["model"].replace(groups)
+    lines = scores.assign(line=families.where(models > MOST_LINES, scores["model"]))
     panels = _panels(lines, ["task", "stage"], "line", groups)
     return _localized(name, scores, panels, frame, "all models")
 

@@ -77,8 +77,8 @@ def versions_of(meta: Row) -> list[str]:
     said = [f"{name} {version}" for name, version in versions.items()]
     ranks = meta.get("ranks", 1)
     if meta.get("device"):
-        word = "ranks" if ranks > 1 else "rank"
-        said.append(f"{meta['device']}, {ranks} {word}")
+        several = "s" * (ranks > 1)
+        said.append(f"{meta['device']}, {ranks} rank{several}")
     return said
 
 
@@ -97,7 +97,9 @@ def _about(report: Report, run: str) -> str:
     if source:
         texts = f"texts of {_last_part(source)}"
         counts = ", ".join(_texts_read(report))
-        parts.append(f"{texts} ({counts})" if counts else texts)
+        if counts:
+            texts += f" ({counts})"
+        parts.append(texts)
     if report.meta.get("device"):
         parts.append(report.meta["device"])
     return f"{'; '.join(parts)}."
@@ -135,7 +137,11 @@ def _last_part(path: object) -> str:
 
 def _listed(names: Iterable[str], most: int) -> str:
     """Names, each once; of many, how many more there are."""
-    every = list(dict.fromkeys(name.replace("\n", " ") for name in names if name))
+    every = []
+    for name in names:
+        name = name.replace("\n", " ")
+        if name and name not in every:
+            every.append(name)
     said = ", ".join(every[:most])
     if len(every) > most:
         said += f" and {len(every) - most} more"
@@ -268,8 +274,9 @@ def _of_rows(report: Report) -> PageTable:
     lines = []
     for row in rows:
         role = str(row.get("role"))
-        cells = [cell_of(row, key) for key in keys]
-        lines.append(Line(cells, role if role in ROLES.values() else ""))
+        if role not in ROLES.values():
+            role = ""
+        lines.append(Line([cell_of(row, key) for key in keys], role))
     headings = [WORDS["columns"].get(key, key.replace("_", " ")) for key in keys]
     title = f"{held} rows as they were measured"
     return PageTable("all-rows", title, caption, headings, lines, folded=True)
@@ -279,7 +286,9 @@ def cell_of(row: Row, key: str) -> Cell:
     """A value of a row to four digits, with its interval if it has one."""
     value, text = row.get(key), four_digits(row.get(key))
     low, high = four_digits(row.get(f"{key}_low")), four_digits(row.get(f"{key}_high"))
-    interval = f"[{low}, {high}]" if text and low and high else ""
+    interval = ""
+    if text and low and high:
+        interval = f"[{low}, {high}]"
     sorted_by: float | str = text
     if isinstance(value, int | float) and not isinstance(value, bool):
         sorted_by = float(value)
@@ -336,27 +345,28 @@ def alt_text(image: bytes) -> str:
 
 def _described(figure: Figure) -> str:
     """Say what a figure shows: its panels, what its axes measure, and what is drawn."""
-    panels = [axis for axis in figure.axes if axis.has_data() and axis.get_label() != "<colorbar>"]
+    panels = 0
+    up, across, titles, drawn = [figure.get_supylabel()], [figure.get_supxlabel()], [], []
+    legends = list(figure.legends)
     kind = "Chart"
-    for axis in panels:
+    for axis in figure.axes:
+        legends += filter(None, [axis.get_legend()])
+        if not axis.has_data() or axis.get_label() == "<colorbar>":
+            continue
+        panels += 1
+        titles.append(axis.get_title())
+        up.append(axis.get_ylabel())
+        across.append(axis.get_xlabel())
         if axis.images or (axis.collections and not axis.lines):
             kind = "Heat map"
-    if len(panels) != 1:
-        kind += f" of {len(panels)} panels"
-    titles = _listed([axis.get_title() for axis in panels], MOST_DRAWN)
-    if titles:
-        kind += f" ({titles})"
-    names = list[str]()
-    for legend in (*figure.legends, *(axis.get_legend() for axis in figure.axes)):
-        if legend is not None:
-            names += [text.get_text() for text in legend.get_texts()]
-    parts = {
-        "vertical axis": [figure.get_supylabel(), *(axis.get_ylabel() for axis in panels)],
-        "horizontal axis": [figure.get_supxlabel(), *(axis.get_xlabel() for axis in panels)],
-        "drawn": names,
-    }
+    if panels != 1:
+        kind += f" of {panels} panels"
+    if any(titles):
+        kind += f" ({_listed(titles, MOST_DRAWN)})"
+    for legend in legends:
+        drawn += [text.get_text() for text in legend.get_texts()]
     said = [kind]
-    for part, what in parts.items():
+    for part, what in (("vertical axis", up), ("horizontal axis", across), ("drawn", drawn)):
         if any(what):
             said.append(f"{part}: {_listed(what, MOST_DRAWN)}")
     return f"{'; '.join(said)}."

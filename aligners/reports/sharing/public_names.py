@@ -28,7 +28,9 @@ def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str
     if names is None:
         public = {}
         for name, short in short_names(models).items():
-            public[name] = short if is_local(name) else name
+            public[name] = name
+            if is_local(name):
+                public[name] = short
         return public
     if len(names) != len(models):
         raise UserError(
@@ -40,11 +42,11 @@ def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str
 
 def last_parts(value: Any) -> dict[str, str]:
     """Every file and folder of this machine among nested plain values -> the last part of its path."""
-    if isinstance(value, str):
-        return {value: Path(value).name} if is_local(value) else {}
+    parts: dict[str, str] = {}
+    if isinstance(value, str) and is_local(value):
+        parts[value] = Path(value).name
     if isinstance(value, Mapping):
         value = list(value.values())
-    parts: dict[str, str] = {}
     if isinstance(value, list | tuple):
         for item in value:
             parts |= last_parts(item)

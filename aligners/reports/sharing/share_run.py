@@ -71,12 +71,13 @@ def _kept(path: Path) -> Path:
     Raises:
         ValueError: there is none.
     """
-    places = [path] if path.is_file() else [path / name for name in KEPT]
-    for file in places:
+    for file in (path, *(path / name for name in KEPT)):
         if file.is_file() and file.name in KEPT:
             return file
     known = ", ".join(list(KEPT)[: len(KINDS)])
-    found = "holds none" if path.is_dir() else "is no such file or folder"
+    found = "is no such file or folder"
+    if path.is_dir():
+        found = "holds none"
     raise UserError(
         f"Expected `run` to hold something to share, one of {known}, but {path} {found}. `train.py fit`, `universe`, "
         "`stitch` and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
@@ -91,14 +92,20 @@ def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> No
     """
     # of a training, `checkpoint` is no file
     named = [*(run.options.get("checkpoints") or ()), run.options.get("checkpoint")]
-    measured = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
-    if measured and not any(name.samefile(file) for name in measured):
+    measured = []
+    for name in named:
+        if isinstance(name, str) and Path(name).is_file():
+            measured.append(Path(name).resolve())
+    if measured and file.resolve() not in measured:
         raise UserError(
             f"Expected a `report` about {file}, but {run.folder} measured {', '.join(map(str, measured))}."
         )
     present = models_of(run.report.meta)
     known = {model.get("fingerprint") for model in present}
-    missing = [str(model["name"]) for model in shared.models if model["fingerprint"] not in known]
+    missing = []
+    for model in shared.models:
+        if model["fingerprint"] not in known:
+            missing.append(str(model["name"]))
     if missing:
         names = ", ".join(str(model.get("name")) for model in present)
         raise UserError(

@@ -78,7 +78,9 @@ def _are_crossed(frame: DataFrame) -> bool:
 def _only_stage(frame: DataFrame) -> str | None:
     """The stage of all models, if there is one."""
     stages = {*frame["stage_x"].dropna(), *frame["stage_y"].dropna()}
-    return stages.pop() if len(stages) == 1 else None
+    if len(stages) > 1:
+        return None
+    return next(iter(stages), None)
 
 
 def of_stages(frames: Frames, measures: Names, stages: Names) -> DataFrame:

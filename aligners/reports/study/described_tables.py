@@ -41,7 +41,9 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
         if "stage" in row:
             row = row | {"stage": stage_words(row["stage"])}
         shown.append(row)
-        known |= {key for key, cell in row.items() if cell is not None}
+        for key, cell in row.items():
+            if cell is not None:
+                known.add(key)
     texts = _texts(name, {**words, "known": known, "rows": rows}, rows)
     columns = []
     for key, about in texts.pop("columns").items():
@@ -75,7 +77,9 @@ def _texts(name: str, words: Mapping[str, Any], rows: Sequence[Row]) -> dict[str
     if numbers:
         note = f"Paper: {numbers['source']}: {numbers['setting']}."
     words = {**WORDS, "paper_note": note, **words}
-    own = {key: value for key, value in DESCRIBED[name].items() if key not in MADE}
+    own = dict(DESCRIBED[name])
+    for made in MADE & set(own):
+        del own[made]
     words["findings"] = _sentences(_filled(own.pop("findings", []), words))
     texts = {"notes": [], **_filled(own, words), "findings": words["findings"]}
     intervals = _intervals(rows)
@@ -132,14 +136,21 @@ def paper_value(
         where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
     """
     for entry in NUMBERS.get(table, {}).get("values", ()):
-        stated = [key for key in where if key in entry]  # what is not stated may be anything
-        if not all(_agrees(entry[key], where[key], present) for key in stated):
+        if not _is_of(entry, where, present):
             continue
         printed = entry.get(quantity)
+        if printed is None:
+            return None
         if isinstance(printed, list):
             return Estimate(*printed)
-        return None if printed is None else Estimate(printed)
+        return Estimate(printed)
     return None
+
+
+def _is_of(entry: Row, where: Mapping[str, str | None], present: Collection[str]) -> bool:
+    """Whether printed numbers are of a place; what they do not state may be anything."""
+    stated = [key for key in where if key in entry]
+    return all(_agrees(entry[key], where[key], present) for key in stated)
 
 
 def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
@@ -165,8 +176,9 @@ def printed_metric(table: str, frame: DataFrame) -> list[str]:
     metric = NUMBERS.get(table, {}).get("metric")
     if not metric or "score_name" not in frame:
         return []
-    scores = set(frame["score_name"].dropna())
-    return [metric] if scores - {metric} else []
+    if set(frame["score_name"].dropna()) <= {metric}:
+        return []
+    return [metric]
 
 
 # ---------------------------------------------------------------------- mistakes in descriptions
@@ -182,8 +194,10 @@ def check_described(name: str, own: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it has, or does.
     """
-    known = {field.name for field in (*fields(Table), *fields(Figure))}
-    check_known(sorted(known | MADE), **{name: own})
+    known = set(MADE)
+    for kind in (Table, Figure):
+        known |= {field.name for field in fields(kind)}
+    check_known(sorted(known), **{name: own})
     lacking = {"title", "caption"} - set(own)
     if lacking:
         raise UserError(

@@ -55,7 +55,10 @@ class Frames:
     """
 
     def __init__(self, collected: Mapping[str, DataFrame]) -> None:
-        frames = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
+        frames = {}
+        for kind, frame in collected.items():
+            if len(frame):
+                frames[kind] = _with_keys(frame)
         models = list[str]()
         for frame in frames.values():
             for column in frame.columns.intersection(NAMED, sort=False):
@@ -63,7 +66,7 @@ class Frames:
         short = short_names(models)
         for frame in frames.values():
             for column in frame.columns.intersection([*NAMED, "base"]):
-                frame[column] = frame[column].replace(short)
+                frame[column] = [short.get(name, name) for name in frame[column]]
         self._collected = frames
         self.groups = _groups(frames.values())
 
@@ -150,9 +153,14 @@ def by(frame: DataFrame, *keys: str) -> list[Part]:
     for values, rows in frame.groupby(list(keys), sort=False, dropna=False):
         place = {}
         for key, value in zip(keys, values, strict=True):
-            place[key] = None if pd.isna(value) else value
+            place[key] = value
+            if pd.isna(value):
+                place[key] = None
         parts.append((place, rows))
-    orders = {key: in_order([place[key] for place, _ in parts]) for key in keys}
+    orders = {}
+    for key in keys:
+        values = [place[key] for place, _ in parts]
+        orders[key] = in_order(values)
 
     def order(part: Part) -> list[int]:
         return [orders[key].index(value) for key, value in part[0].items()]
@@ -164,19 +172,25 @@ def in_order(names: Sequence[str | None]) -> list[Any]:
     """Each name once: stages as training goes, other names in the order of the study."""
 
     def order(name: str | None) -> int:
-        return STAGES.index(name) if name in STAGES else len(STAGES)
+        if name in STAGES:
+            return STAGES.index(name)
+        return len(STAGES)
 
     return sorted(dict.fromkeys(names), key=order)
 
 
 def stage_words(stage: str | None) -> str:
     """Name a stage for readers."""
-    return "" if stage is None else STAGE_WORDS.get(stage, stage)
+    if stage is None:
+        return ""
+    return STAGE_WORDS.get(stage, stage)
 
 
 def kind_words(kind: str | None) -> str | None:
     """Name a kind of rows for readers."""
-    return f"{KIND_WORDS[kind]} rows" if kind in KIND_WORDS else kind
+    if kind not in KIND_WORDS:
+        return kind
+    return f"{KIND_WORDS[kind]} rows"
 
 
 def place_words(*names: str | None) -> str:

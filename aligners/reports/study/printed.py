@@ -51,8 +51,9 @@ def beside(frame: DataFrame) -> DataFrame:
     printed = frame["method"].map(ours)
     if printed.isna().all():
         return frame.reset_index(drop=True)
-    keys = [name for name in (*PLACE, *RECOVERY, "method") if name in frame.columns]
-    columns = {name: f"{name}_printed" for name in QUANTITIES if name in frame.columns}
+    keys = frame.columns.intersection([*PLACE, *RECOVERY, "method"]).tolist()
+    quantities = frame.columns.intersection(QUANTITIES)
+    columns = dict(zip(quantities, quantities + "_printed", strict=True))
     theirs = frame.assign(method=printed)[printed.notna()]
     trained = [is_trained({"training": outcome}) for outcome in theirs["training"]]
     theirs = theirs.loc[trained, [*keys, *columns]].rename(columns=columns)

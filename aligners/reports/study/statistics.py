@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
-from typing import NamedTuple
+from itertools import chain, combinations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -69,24 +69,23 @@ def over_models(
         return None
     pairs = list(known.index)
     values = torch.tensor(known.to_numpy(copy=True))
-    kinds = {}
-    for model in {model for pair in pairs for model in pair}:
-        kinds[model] = groups[model] if groups else ""
+    kinds = dict.fromkeys(_models_of(known), "")
+    if groups:
+        kinds = {model: groups[model] for model in kinds}
     low, high, interval = values.min(), values.max(), RANGE_OF_PAIRS
     ends = interval_over_models(values[None], pairs, kinds, bases_of(frame))
     if ends:
         low, high, interval = ends
-    several = len(pairs) > 1
-    return Estimate(
+    estimate = Estimate(
         float(values.mean()),
-        sd=float(values.std()) if several else None,
-        low=float(low) if several else None,
-        high=float(high) if several else None,
         interval=interval,
         pairs=len(pairs),
         models=len(kinds),
         lost=len(means) - len(pairs),
     )
+    if len(pairs) == 1:
+        return estimate
+    return estimate._replace(sd=float(values.std()), low=float(low), high=float(high))
 
 
 def pair_means(frame: DataFrame, column: str) -> pd.Series:
@@ -157,7 +156,7 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None) -> Difference 
         return None
     models = _models_of(known)
     (units,), _ = independent_units(models, dict.fromkeys(models, ""), bases)
-    without = np.array([[unit.isdisjoint(pair) for pair in known.index] for unit in units])
+    without = np.array([known.index.map(unit.isdisjoint) for unit in units], dtype=bool)
     count = len(units)
     if count < 3 or not without.any(axis=1).all():
         return None
@@ -176,7 +175,7 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None) -> Difference 
 
 def _models_of(pairs: pd.Series) -> dict[str, None]:
     """The models of pairs, each once, in order of appearance."""
-    return dict.fromkeys(model for pair in pairs.index for model in pair)
+    return dict.fromkeys(chain.from_iterable(pairs.index))
 
 
 def group_test(
@@ -202,7 +201,7 @@ def group_test(
         for model in unit:
             place[model] = number
     size, count = len(units[0]), len(units[0]) + len(units[1])
-    ends = np.array([(place[x], place[y]) for x, y in known.index])
+    ends = np.array(list(map(place.get, chain.from_iterable(known.index)))).reshape(-1, 2)
     numbers = known.to_numpy(dtype=float)
     first = np.arange(count) < size
     difference = float(_between_less_within(first[None], ends, numbers)[0])
@@ -216,13 +215,14 @@ def group_test(
 def _deals(count: int, size: int) -> tuple[NDArray[np.bool_], bool]:
     """All ways to choose the first group, (ways, models), or as many draws as are allowed; and whether it is all."""
     exact = math.comb(count, size) <= MOST_EXACT
+    chosen: list[Any]
     if exact:
-        chosen = np.array(list(combinations(range(count), size)))
+        chosen = list(combinations(range(count), size))
     else:
         draw = np.random.default_rng(SEED)
-        chosen = np.array([draw.choice(count, size, replace=False) for _ in range(DRAWS)])
+        chosen = [draw.choice(count, size, replace=False) for _ in range(DRAWS)]
     ways = np.zeros((len(chosen), count), dtype=bool)
-    np.put_along_axis(ways, chosen, True, axis=1)
+    np.put_along_axis(ways, np.array(chosen), True, axis=1)
     return ways, exact
 
 

@@ -118,7 +118,9 @@ def _draw_boxes(axis: Axes, panel: SeriesPanel, palette: Palette) -> None:
         if beside > 1:
             aside = (order - (beside - 1) / 2) * width
         _draw_box(axis, series, places + aside, 0.85 * width, colour)
-        label = None if series.name in panel.across else series.name  # which names it already
+        label: str | None = series.name
+        if label in panel.across:  # which names it already
+            label = None
         square = {"markerfacecolor": f"{colour}55", "markeredgecolor": colour}
         axis.plot([], [], "s", label=label, **square)
     axis.set_xlim(-0.6, len(panel.across) - 0.4)
@@ -128,8 +130,8 @@ def _boxes_beside(panel: SeriesPanel) -> int:
     """The most boxes that a place of a panel has."""
     most = 1
     for place in range(len(panel.across)):
-        filled = [series for series in panel.series if series.values[place]]
-        most = max(most, len(filled))
+        filled = sum(len(series.values[place]) > 0 for series in panel.series)
+        most = max(most, filled)
     return most
 
 
@@ -172,7 +174,8 @@ def _slant(names: Sequence[str]) -> Look:
 
 def _draw_heat_maps(figure: Figure) -> mpl.Figure:
     shown = heat_panels(figure)
-    values = np.concatenate([panel.values[np.isfinite(panel.values)] for panel in shown])
+    values = np.concatenate([panel.values.ravel() for panel in shown])
+    values = values[np.isfinite(values)]
     low, high = figure.limits or _ends(values)  # the first is dark
     unit = _unit(values)
     drawn, axes = _heat_axes(shown)
@@ -199,16 +202,20 @@ def _heat_axes(shown: Sequence[HeatPanel]) -> tuple[mpl.Figure, list[Axes]]:
     """Make room for maps with their titles and, beside their blocks, the names of these."""
     cells = max(max(panel.values.shape) for panel in shown)
     size = min(max(2.6, 0.30 * cells + 0.6), LARGEST)
+    letters = int((size + 0.4) / LETTER)
     longest, lines = 0, 0
     titles = []
     for panel in shown:
-        titles.append(fill(panel.title, int((size + 0.4) / LETTER), break_long_words=False))
-        lines = max(lines, titles[-1].count("\n"))
+        title = fill(panel.title, letters, break_long_words=False)
+        titles.append(title)
+        lines = max(lines, title.count("\n"))
         for name, _ in panel.blocks:
             longest = max(longest, len(name))
     named = LETTER * longest
     around = (size + 0.4 + named, size + 0.5 + named + 0.15 * lines)
-    abreast = ABREAST if size < LARGEST else 2
+    abreast = 2
+    if size < LARGEST:
+        abreast = ABREAST
     drawn, axes = panels(len(shown), abreast, around, (1.2, 0.5), boxed=True, font=8)
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=9)
@@ -237,7 +244,8 @@ def _ticks(names: Sequence[str]) -> tuple[Sequence[int], Sequence[str]]:
 
 def _draw_rules(axis: Axes, panel: HeatPanel) -> None:
     """Draw lines across and up a map: between blocks, and where clusters end."""
-    ends = np.cumsum([size for _, size in panel.blocks], dtype=int)[:-1]
+    sizes = [size for _, size in panel.blocks[:-1]]
+    ends = np.cumsum(sizes, dtype=int)
     for places, colour, width in ((ends, "white", 1.2), (panel.cuts, CUTS, 2)):
         for place in places:
             axis.axhline(place - 0.5, color=colour, linewidth=width)

@@ -174,9 +174,11 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
 
 def _about(cells: Sequence[Row], failed: int) -> str:
     """How many cells there were, how many of them failed, and how long the others took."""
-    count = sum(cell["cells"] for cell in cells)
-    hours = sum(cell["hours"] for cell in cells)
-    said = counted(count + failed, "cell")
+    count, hours = failed, 0.0
+    for cell in cells:
+        count += cell["cells"]
+        hours += cell["hours"]
+    said = counted(count, "cell")
     if failed:
         said += f", {failed} of them failed"
     time = f"{hours:.1f} hours"
@@ -201,18 +203,23 @@ def written(cell: Any, column: Column) -> Cell:
     """Write a cell as its column says."""
     if cell is None or isinstance(cell, str):
         return Cell(cell or "", key=cell or "")
-    estimate = cell if isinstance(cell, Estimate) else Estimate(cell)
-    scale = 1 if column.form == "d" else column.scale
+    estimate = cell
+    if not isinstance(cell, Estimate):
+        estimate = Estimate(cell)
 
     def number(value: float) -> str:
-        return fixed(scale * value, column.form)
+        if column.form == "d":
+            return fixed(value, "d")
+        return fixed(column.scale * value, column.form)
 
     sd = interval = lost = ""
     if estimate.sd is not None:
         sd = f"± {number(estimate.sd)}"
     if estimate.low is not None and estimate.high is not None:
         ends = f"{number(estimate.low)}, {number(estimate.high)}"
-        interval = f"{{{ends}}}" if estimate.interval == RANGE_OF_PAIRS else f"[{ends}]"
+        interval = f"[{ends}]"
+        if estimate.interval == RANGE_OF_PAIRS:
+            interval = f"{{{ends}}}"
     if estimate.lost:
         lost = f"({estimate.lost} of {estimate.pairs + estimate.lost} pairs lost)"
     return Cell(number(estimate.mean), sd, interval, lost, float(estimate.mean))
@@ -250,8 +257,10 @@ def latex(table: Table) -> str:
     form, columns = "", {}
     for column in table.columns:
         cells = [row.get(column.key) for row in table.rows]
-        of_words = all(isinstance(cell, str | None) for cell in cells)
-        form += "l" if of_words else "r"
+        if {type(cell) for cell in cells} <= {str, type(None)}:
+            form += "l"
+        else:
+            form += "r"
         columns[column.key] = [_latex_cell(cell, column) for cell in cells]
     headings = [_escaped(column.heading) for column in table.columns]
     frame = DataFrame(columns)
@@ -264,7 +273,9 @@ def _latex_cell(cell: Any, column: Column) -> str:
     value, sd, interval, lost, _ = written(cell, column)
     above = _escaped(f"{value} {sd}".strip())
     below = _escaped(f"{interval} {lost}".strip())
-    return rf"\shortstack[r]{{{above}\\\scriptsize {below}}}" if below else above
+    if not below:
+        return above
+    return rf"\shortstack[r]{{{above}\\\scriptsize {below}}}"
 
 
 def _escaped(text: str) -> str:
