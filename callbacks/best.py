@@ -40,7 +40,8 @@ class BestPerSite(pl.Callback):
 
     def __init__(self, patience: int | None = None, min_delta: float = 0.0) -> None:
         check_range(least=1, patience=patience)
-        self.patience, self.min_delta = patience, min_delta
+        self.patience = patience
+        self.min_delta = min_delta
         self._seen: int | None = None  # step of the last validation
         self._best: dict[str, Tensor] = {}
         self._step: dict[str, Tensor] = {}
@@ -162,7 +163,8 @@ class BestPerSite(pl.Callback):
 
 def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
     """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
-    places, diverged = [], module.divergence.step[key]
+    places = []
+    diverged = module.divergence.step[key]
     for s, site in enumerate(module.site_names()):
         if bool(sites[s]):
             places.append(f"{site} at step {int(diverged[s])} (set back to step {int(best[s])})")

@@ -63,7 +63,8 @@ class _Save(pl.callbacks.Checkpoint):
 
     def __init__(self, folder: Path | None = None, every_n_minutes: float = 10.0) -> None:
         check_range(above=0, every_n_minutes=every_n_minutes)
-        self.folder, self.every_n_minutes = folder, every_n_minutes
+        self.folder = folder
+        self.every_n_minutes = every_n_minutes
         self._saved_at = time.monotonic()
         self._interruption = Interruption()
         self._complete = False
@@ -181,7 +182,8 @@ class SaveAligners(_Save):
     ) -> None:
         super().__init__(folder, every_n_minutes)
         check_range(least=1, every_n_epochs=every_n_epochs)
-        self.every_n_epochs, self.at_end = every_n_epochs, at_end
+        self.every_n_epochs = every_n_epochs
+        self.at_end = at_end
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt` after so many epochs."""
@@ -257,7 +259,8 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
         tell(f"Saved {path}")
     if not many and bank.command != "universe":
         return
-    folder, names = path.parent / "pairs", file_names(data.models)
+    folder = path.parent / "pairs"
+    names = file_names(data.models)
     pairs = _of_universe(bank, data) if bank.command == "universe" else _of_pairs(bank, data)
     count = 0
     for i, j, pair in pairs:

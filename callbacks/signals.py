@@ -28,7 +28,8 @@ class Interruption:
         """From now on, only note the signals. A second one ends the process. Only in the main thread."""
         if threading.current_thread() is threading.main_thread():
             if not self._holding:
-                self._received, self._holding = None, True
+                self._received = None
+                self._holding = True
             for signum in (signal.SIGINT, signal.SIGTERM):
                 before = signal.signal(signum, self._note)
                 if before != self._note:

@@ -116,7 +116,11 @@ class Finetuning(KnownLength):
         task: TokenTask | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.recipe, self.name, self.place, self.task = model, recipe, name, place, task
+        self.model = model
+        self.recipe = recipe
+        self.name = name
+        self.place = place
+        self.task = task
         self.seed = seed
         self.about: dict[str, Any] = {}
         self.validation_accuracy: float | None = None

@@ -173,7 +173,8 @@ def train(
     task = token_task(data, job.place)
     model, tokenizer = _classifier(job, data, task)
     module = Finetuning(model, recipe, name=job.name, place=job.place, seed=job.seed, task=task)
-    about, fingerprint = identity(data, **asdict(recipe)), data.frozen[job.place].fingerprint
+    about = identity(data, **asdict(recipe))
+    fingerprint = data.frozen[job.place].fingerprint
     module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
 
     last = _goes_on_from(folder / LAST, module)
@@ -183,7 +184,8 @@ def train(
     )
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
-    seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
+    seconds = round(time.perf_counter() - began, 1)
+    steps = trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
 
     weights = list(model.parameters())
@@ -256,7 +258,8 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
         ) from error
     if kept["name"] != module.name:
         return None
-    fingerprint, run = module.about["base_fingerprint"], module.about[ABOUT]
+    fingerprint = module.about["base_fingerprint"]
+    run = module.about[ABOUT]
     _refuse_other(f"What is kept in {last}", kept["about"], fingerprint, run)
     return last
 

@@ -48,7 +48,9 @@ class TokenTask(ABC):
     outputs: int
 
     def __init__(self, data: ModelTexts, place: int) -> None:
-        self.data, self.place, self.tokenizer = data, place, cast(Any, data.frozen[place].tokenizer)
+        self.data = data
+        self.place = place
+        self.tokenizer = cast(Any, data.frozen[place].tokenizer)
         if not self.tokenizer.is_fast:
             raise UserError(
                 f"Expected a fast tokenizer, which says where in a text its tokens lie, but {data.models[place]} has "
@@ -103,7 +105,8 @@ class Spans(TokenTask):
         rows, tokens = self._read(batch, split)
         ends = []
         for number, answers in enumerate(rows[ANSWERS]):
-            start, length = answers["answer_start"][0], len(answers["text"][0])
+            start = answers["answer_start"][0]
+            length = len(answers["text"][0])
             first = tokens.char_to_token(number, start, 1)
             last = tokens.char_to_token(number, start + max(0, length - 1), 1)
             cut_off = first is None or last is None
@@ -175,7 +178,8 @@ class Biaffine(nn.Module):
         hidden = nn.functional.dropout(hidden, DROPOUT, self.training)
         word, head, of_word, of_head = hidden.split([ARC, ARC, RELATION, RELATION], -1)
         arcs = torch.einsum("bid,rde,bje->bijr", _with_one(word), self.arc, head)
-        of_word, of_head = _with_one(of_word), _with_one(of_head)
+        of_word = _with_one(of_word)
+        of_head = _with_one(of_head)
         relations = torch.einsum("bid,rde,bje->bijr", of_word, self.relation, of_head)
         return torch.cat([arcs, relations], -1)
 
@@ -232,7 +236,8 @@ class Trees(TokenTask):
 
     def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor) -> Tensor:
         cross_entropy = partial(nn.functional.cross_entropy, reduction="none")
-        heads, relations = heads.where(there, NOTHING), relations.where(there, NOTHING)
+        heads = heads.where(there, NOTHING)
+        relations = relations.where(there, NOTHING)
         of_head = cross_entropy(scores[..., 0].mT, heads)
         at_head = _at(scores[..., 1:], heads.clamp(min=0))
         of_relation = cross_entropy(at_head.mT, relations)
@@ -264,7 +269,8 @@ class Trees(TokenTask):
         first, heads, relations = found
         numbers = {name: number for number, name in enumerate(self.names)}
         for number, sentence in enumerate(sentences):
-            named, char = sentence.labels("dependencies"), 0
+            named = sentence.labels("dependencies")
+            char = 0
             for word, string in enumerate(sentence.words):
                 token = tokens.char_to_token(number, char)
                 if token is not None:

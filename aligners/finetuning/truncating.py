@@ -101,7 +101,8 @@ class SurgeryEvaluation(Evaluation, KnownLength):
 
     def __init__(self, recipe: FinetuningRecipe = HEADS, heads: bool = True, seed: int = 0) -> None:
         super().__init__(seed)
-        self.recipe, self.heads = recipe, heads
+        self.recipe = recipe
+        self.heads = heads
         self.banks = nn.ModuleList()
         self._check = FiniteCheck()
 
@@ -117,7 +118,8 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             )
         device = self.trainer.strategy.root_device
         self.models: list[FrozenModel] = [model.to(device) for model in data.frozen]
-        tuned, bases = self.models[: len(data.models)], self.models[len(data.models) :]
+        tuned = self.models[: len(data.models)]
+        bases = self.models[len(data.models) :]
         self.is_base = [False] * len(tuned) + [True] * len(bases)
         for model in self.models:
             for split in ("fit", "test") if self.heads else ("test",):
@@ -162,7 +164,8 @@ class SurgeryEvaluation(Evaluation, KnownLength):
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
-        labels, losses = cast(Tensor, batch.labels), []
+        labels = cast(Tensor, batch.labels)
+        losses = []
         log = (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for place, model in enumerate(self.models):
             loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
@@ -234,7 +237,8 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         trained: Tensor | None,
     ) -> Tensor:
         """Return the logits of one condition, (B, C) float32."""
-        model, inputs = self.models[place], batch.inputs[place]
+        model = self.models[place]
+        inputs = batch.inputs[place]
         site = cast(int, condition.site)
         if condition.kind in ("tuned", "tuned_orig"):
             return cast(Tensor, trained)[site]
@@ -243,7 +247,8 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         elif condition.kind == "untuned":
             logits = model.tail(inputs, model.depth, states[site])
         else:
-            first, last = cast(int, condition.first), cast(int, condition.last)
+            first = cast(int, condition.first)
+            last = cast(int, condition.last)
             logits = model.tail(inputs, last, states[first - 1])
         return among_answers(in_data_order(logits.float(), self.class_maps[place]), batch.answers)
 

@@ -121,9 +121,12 @@ class Alignment(BankTraining):
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
         check_known(get_args(Products), products=products)
-        self.both_directions, self.products = both_directions, products
-        self.rows_to_train, self.most_steps = rows, most_steps
-        self.maps[FORWARD], self.maps[BACKWARD] = nn.ModuleDict(), nn.ModuleDict()
+        self.both_directions = both_directions
+        self.products = products
+        self.rows_to_train = rows
+        self.most_steps = most_steps
+        self.maps[FORWARD] = nn.ModuleDict()
+        self.maps[BACKWARD] = nn.ModuleDict()
         self.moments: Moments | None = None
         self.reading = MomentsSoFar()
         self.validated_at: int | None = None
@@ -140,8 +143,10 @@ class Alignment(BankTraining):
         if stage == "test":
             self.stream.plan(Plan(measured=self.stream.seen, fitting=True))
         reader = self.stream.reader
-        self.data, self.data_config = self.stream.describe(), self.stream.config()
-        self.sites, self.places = reader.sites, reader.places()
+        self.data = self.stream.describe()
+        self.data_config = self.stream.config()
+        self.sites = reader.sites
+        self.places = reader.places()
         if self._adopted is not None:
             self._take_over(self._adopted)
         elif not self.fits():
@@ -159,7 +164,8 @@ class Alignment(BankTraining):
         refuse_other_bank(stored, self.data["models"], self.data["component"], pairs)
         for route, maps in self.maps.items():
             cast(nn.ModuleDict, maps).update(stored.maps.get(route, {}))
-        self.moments, self.training_record = stored.moments, stored.training
+        self.moments = stored.moments
+        self.training_record = stored.training
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Build all banks."""
@@ -198,7 +204,8 @@ class Alignment(BankTraining):
         if self.moments is not None:
             return
         read = partial(moments_of_states, self.stream, self.moment_rows)
-        moments, validation = read(reading=self.reading)["maps"], None
+        moments = read(reading=self.reading)["maps"]
+        validation = None
         if any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
             validation = read("validation")["maps"]  # on which a ridge chooses its strength
         self.fit_moments(moments, validation)
@@ -314,7 +321,8 @@ class Alignment(BankTraining):
 
     def _figures(self, split: str, fit: Fit) -> dict[str, Tensor]:
         """All errors of an aligner on a split, (S,) each."""
-        figures, beside = self._errors[split, fit].compute(), None
+        figures = self._errors[split, fit].compute()
+        beside = None
         if (split, fit) in self._far_errors:
             beside = self._far_errors[split, fit].compute()
         return figures | far_columns(self.stream.far_rows, beside, figures["fvu"])
@@ -349,7 +357,8 @@ class Alignment(BankTraining):
         self.stream.reader.check.flush()
         if self.trainer.sanity_checking:
             return
-        before, self.validated_at = self.validated_at, self.global_step
+        before = self.validated_at
+        self.validated_at = self.global_step
         for split, fit in self._errors:
             figures = self._figures(split, fit)
             if split == "validation":
@@ -407,7 +416,8 @@ class Alignment(BankTraining):
         self.meta = {**self.stream.describe(), "split": "test", "cautions": cautions}
         self.rows: list[dict[str, Any]] = []
         for fit in dict.fromkeys(fit for _, fit in self._errors):
-            held_out, fitting = self._figures("test", fit), self._figures("fit", fit)
+            held_out = self._figures("test", fit)
+            fitting = self._figures("fit", fit)
             figures: dict[str, Any] = {name: held_out[name] for name in HELD_OUT}
             figures["mse_reduced"] = reduced_mse(fit.aligner, len(self.places))
             for name in FITTING:
@@ -440,7 +450,8 @@ class Alignment(BankTraining):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what distinguishes the run from others."""
         self.stream.reader.check.flush()
-        moments, reading = {}, None
+        moments = {}
+        reading = None
         if self.moments is None:
             reading = self.reading.state()
         else:
@@ -487,5 +498,6 @@ class Alignment(BankTraining):
             self.moments = Moments(**sums)
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
-        self.training_record, self.validated_at = stored["training"], stored["validated_at"]
+        self.training_record = stored["training"]
+        self.validated_at = stored["validated_at"]
         self.divergence.load_state_dict(stored["divergence"], self.device)

@@ -98,9 +98,14 @@ class BankTraining(KnownLength, ABC):
     ) -> None:
         super().__init__()
         check_range(least=0, below=1, warmup=warmup)
-        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
-        self.gradient_clip, self.seed, self.averaging = gradient_clip, seed, averaging
-        self.maps, self.divergence = nn.ModuleDict(), Divergence()
+        self.optimizer_factory = optimizer
+        self.schedule = schedule
+        self.warmup = warmup
+        self.gradient_clip = gradient_clip
+        self.seed = seed
+        self.averaging = averaging
+        self.maps = nn.ModuleDict()
+        self.divergence = Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
         self.after_moments_batch: Callable[[], None] | None = None
         self.parts = 1
@@ -274,7 +279,8 @@ class BankTraining(KnownLength, ABC):
         optimizer = make_optimizer(self.optimizer_factory, [aligner])
         if optimizer is None:
             return torch.zeros(aligner.sites, dtype=torch.long)
-        parts, divergence = self.parts_of(a_step), Divergence()
+        parts = self.parts_of(a_step)
+        divergence = Divergence()
         course = schedule_factor(self.schedule, steps * parts, self.warmup, LEAST_RISE)
         rate = learning_rates(optimizer, course, a_step)
         site_steps = SiteSteps(optimizer, [aligner], averaged=self.averaging)

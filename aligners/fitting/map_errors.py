@@ -167,7 +167,8 @@ class MapErrors(DoubleMetric):
     ) -> None:
         """Map x (S, N, d_x) and add its errors against y (S, N, d_y); `unseen` (N,) marks rows of unseen types."""
         mapped = aligner(x)
-        squares, totals = squared_errors(mapped, y), squared_distances(y, self.mean_y)
+        squares = squared_errors(mapped, y)
+        totals = squared_distances(y, self.mean_y)
         cosines = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
         if unseen is None:
             unseen = totals.new_zeros(x.shape[1], dtype=torch.bool)

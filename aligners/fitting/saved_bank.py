@@ -156,9 +156,11 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
     Raises:
         ValueError: they are not the same models in the same order; says which differ.
     """
-    sided, different = isinstance(present, Mapping), []
+    sided = isinstance(present, Mapping)
+    different = []
     for place, (before, after) in enumerate(zip_longest(_listed(stored), _listed(present))):
-        before, after = before or NO_MODEL, after or NO_MODEL
+        before = before or NO_MODEL
+        after = after or NO_MODEL
         if differing(before, after):
             side = "XY"[place] if sided and place < 2 else f"model {place}"
             different.append(f"{side} was {listed_change(before, after)}")
@@ -230,7 +232,8 @@ class StoredBank:
 
 def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     """Some sites of a bank, by their numbers, as a bank of their own."""
-    chosen, moments = list(sites), bank.moments
+    chosen = list(sites)
+    moments = bank.moments
     pairs = {}
     for route, of_route in bank.pairs.items():
         pairs[route] = [of_route[s] for s in chosen]
@@ -368,7 +371,9 @@ def load_bank(path: Path | str, *, arrays: bool = False, wanted: Wanted = every_
         ValueError: the file is not there, cannot be read, is damaged, is a last.ckpt to go on from, a map on arrays, or
             holds a map with NaN or infinity; or as `shared_file`.
     """
-    shared, file, path = is_shared(path), shared_file(path), Path(path)
+    shared = is_shared(path)
+    file = shared_file(path)
+    path = Path(path)
     try:
         check_sealed(file)
         command = _goes_on_with(file)

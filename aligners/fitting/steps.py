@@ -208,7 +208,8 @@ class Divergence:
         if bank not in self.step:
             self.step[bank] = torch.zeros_like(loss, dtype=torch.long)
             self._first[bank] = loss.nan_to_num(0.0, 0.0)
-        known, limit = self.step[bank], (FACTOR * self._first[bank]).clamp(min=HARMLESS)
+        known = self.step[bank]
+        limit = (FACTOR * self._first[bank]).clamp(min=HARMLESS)
         bad = ~(loss <= limit) | ~norms.isfinite()
         self.step[bank] = torch.where(bad & (known == 0), step, known)
         return self.step[bank] == 0
@@ -246,7 +247,8 @@ class SiteSteps:
     def __init__(
         self, optimizer: torch.optim.Optimizer, aligners: Iterable[Aligner], *, averaged: bool
     ) -> None:
-        self.optimizer, self.averaged = optimizer, averaged
+        self.optimizer = optimizer
+        self.averaged = averaged
         self.shares: dict[nn.Parameter, Tensor] = {}
         for aligner in aligners:
             for name, parameter in aligner.named_parameters():

@@ -29,7 +29,8 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     words: list[str | None] = []
     exact = record.get("exact", [False] * sites)  # older records do not say
     for s, start in enumerate(record["start"]):
-        best, diverged = record["best_step"][s], record["diverged_step"][s]
+        best = record["best_step"][s]
+        diverged = record["diverged_step"][s]
         if diverged:
             fallback = f"the untrained start ({start})"
             if best:
@@ -91,7 +92,8 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if is_trained(row):
             continue
         by_route = places.setdefault((row["method"], row["training"]), {})
-        sites, site = by_route.setdefault(_route(row), []), _site(row)
+        sites = by_route.setdefault(_route(row), [])
+        site = _site(row)
         if site not in sites:
             sites.append(site)
 
@@ -115,7 +117,8 @@ def _alike(by_route: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[
 
 
 def _site(row: Mapping[str, Any]) -> str:
-    i, j = row["site_x"], row["site_y"]
+    i = row["site_x"]
+    j = row["site_y"]
     if i == j:
         return str(i)
     return f"{i}→{j}"
@@ -172,7 +175,8 @@ def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _span(values: Sequence[float]) -> str:
-    least, most = f"{min(values):.3f}", f"{max(values):.3f}"
+    least = f"{min(values):.3f}"
+    most = f"{max(values):.3f}"
     if least == most:
         return least
     return f"{least} to {most}"
@@ -182,7 +186,8 @@ def few_rows(*each: Moments) -> list[str]:
     """A caution for all moments of fitting rows that have fewer than ten rows a dimension."""
     cautions = {}
     for moments in each:
-        rows, width = int(moments.n), max(moments.mean_x.shape[-1], moments.mean_y.shape[-1])
+        rows = int(moments.n)
+        width = max(moments.mean_x.shape[-1], moments.mean_y.shape[-1])
         chance = min(1.0, width / max(1, rows - 1))
         if chance > MOST_BY_CHANCE:
             cautions[rows] = (

@@ -51,7 +51,10 @@ class PairedRows(NamedTuple):
     @classmethod
     def of(cls, batches: Iterable[PairedBatch], most: int) -> Self:
         """The first `most` rows of batches, of which no more are read than that takes."""
-        x, y, unseen, left = [], [], [], most
+        x = []
+        y = []
+        unseen = []
+        left = most
         for batch in batches:
             x.append(batch.x[:, :left])
             y.append(batch.y[:, :left])
@@ -91,7 +94,8 @@ def measure(
     """
     mean_y = means[1][:, None]
     mapped = mapped_rows(way, held.x)
-    squares, totals = squared_errors(mapped, held.y), squared_distances(held.y, mean_y)
+    squares = squared_errors(mapped, held.y)
+    totals = squared_distances(held.y, mean_y)
     figures = {"fvu": squares.sum(1) / totals.sum(1)}
     figures |= _by_type(squares, totals, held.unseen)
     if other is not None:
@@ -128,7 +132,8 @@ def _stretches_on(
     way: Way, held: PairedRows, means: tuple[Tensor, Tensor], totals: Tensor, number: int
 ) -> Tensor:
     """`stretches` on so many of the held-out rows, between spaces of unit variance: (3, S)."""
-    x, mean_x = held.x, means[0][:, None]
+    x = held.x
+    mean_x = means[0][:, None]
     sample = x[:, :: max(1, x.shape[1] // number)][:, :number]
     variance_x = (x.double() - mean_x).square().mean((1, 2))
     scale = (variance_x / totals.mean(1) * held.y.shape[-1]).sqrt()
@@ -171,7 +176,8 @@ def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
         y: (S, N, d) what they are.
         mean: (S, d) mean of Y on the fitting rows.
     """
-    y, predicted = y.double(), predicted.double()
+    y = y.double()
+    predicted = predicted.double()
     total = (y - mean[:, None]).square().sum(-1).mean(-1)
     return ((predicted - y).square().sum(-1).mean(-1) + gelbrich(predicted, y)) / total
 
@@ -323,10 +329,14 @@ class BijectionPrice(pl.LightningModule):
         check_range(least=2, most_rows=most_rows)
         check_range(least=0, stretched_rows=stretched_rows)
         check_range(above=0, learning_rate=learning_rate)
-        self.maps, self.steps = list(dict.fromkeys(maps)), sorted(set(steps))
-        self.sizes, self.seeds = parameters, seeds
-        self.rows_a_step, self.most_rows = rows_a_step, most_rows
-        self.stretched_rows, self.other_text = stretched_rows, other_text
+        self.maps = list(dict.fromkeys(maps))
+        self.steps = sorted(set(steps))
+        self.sizes = parameters
+        self.seeds = seeds
+        self.rows_a_step = rows_a_step
+        self.most_rows = most_rows
+        self.stretched_rows = stretched_rows
+        self.other_text = other_text
         optimizer = partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True)
         self.like = Alignment(optimizer=optimizer)
         self.rows: list[dict[str, Any]] = []
@@ -356,7 +366,8 @@ class BijectionPrice(pl.LightningModule):
             )
         self.stream = stream_of(self.trainer, PairedActivations)
         self.stream.plan(Plan(other=self.other_text))
-        sites, widths = len(self.stream.reader.sites), sum(self.stream.reader.widths)
+        sites = len(self.stream.reader.sites)
+        widths = sum(self.stream.reader.widths)
         free = free_memory(self.trainer.strategy.root_device)
         # fitting rows, held-out rows, and the copy that joining takes
         size = 3 * 4 * self.most_rows * sites * widths
@@ -456,10 +467,13 @@ class BijectionPrice(pl.LightningModule):
 
     def _measured(self, name: str, turned: bool, way: Way) -> dict[str, dict[str, Tensor]]:
         """The figures of a map, (S,) each, and of the floor beside a free network, by method."""
-        moments, held = self.moments, self.held
+        moments = self.moments
+        held = self.held
         if turned:
-            moments, held = moments.swap(), {split: rows.turned() for split, rows in held.items()}
-        test, means = held["test"], (moments.mean_x, moments.mean_y)
+            moments = moments.swap()
+            held = {split: rows.turned() for split, rows in held.items()}
+        test = held["test"]
+        means = (moments.mean_x, moments.mean_y)
         figures = measure(way, test, held.get("other"), means, self.stretched_rows)
         if BESIDE in held:
             errors = FarErrors(moments.mean_y).to(test.y.device)

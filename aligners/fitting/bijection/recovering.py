@@ -56,7 +56,8 @@ def _draw(conditioner: Conditioner, place: int, strength: float, draw: torch.Gen
     (hidden,) = conditioner.hidden
     gains = {hidden: 1.0, conditioner.last: strength / math.sqrt(MEAN_SQUARE)}
     for layer, gain in gains.items():
-        weight, bias = cast(nn.Parameter, layer.weight), cast(nn.Parameter, layer.bias)
+        weight = cast(nn.Parameter, layer.weight)
+        bias = cast(nn.Parameter, layer.bias)
         weight[place] = (
             gain / math.sqrt(weight.shape[1]) * torch.randn(weight.shape[1:], generator=draw)
         )
@@ -82,9 +83,11 @@ class RandomTargets(Pairing):
         sites = parse_sites(self.options["sites"], depths[0], depths[1], component)
         links = []
         for way, strength, seed in product(self.ways, self.options["strengths"], self.seeds):
-            begins, called = f"{strength:g}/{seed}/", f"f{seed}(X), strength {strength:g}"
+            begins = f"{strength:g}/{seed}/"
+            called = f"f{seed}(X), strength {strength:g}"
             if way == "backward":
-                begins, called = f"back/{begins}", f"X from {called}"
+                begins = f"back/{begins}"
+                called = f"X from {called}"
             about = {"strength": strength, "target_seed": seed, "direction": way}
             links += [Link(0, 1, i, j, begins, called, about) for i, j in sites]
         return links
@@ -103,7 +106,8 @@ class RandomTargets(Pairing):
         if self.networks is None:
             self.networks = self._draw(data)
         with torch.no_grad():
-            x, y = batch.x, self.networks.to(batch.x.device)(batch.x)
+            x = batch.x
+            y = self.networks.to(batch.x.device)(batch.x)
             backward = 0  # first place that is fitted backward
             if self.ways[0] == "forward":
                 backward = len(x) // len(self.ways)

@@ -85,7 +85,8 @@ class UniverseAlignment(Alignment):
             averaging=averaging,
             **options,
         )
-        self.closed_form, self.shared = closed_form, shared
+        self.closed_form = closed_form
+        self.shared = shared
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
@@ -224,11 +225,13 @@ class Joining(Alignment):
         """Build the newcomer's maps, as the members' are; only its places count."""
         super().setup(stage)
         count = len(self.sites) // len(self.stream.models)
-        self.sites, self.places = self.sites[-count:], self.places[-count:]
+        self.sites = self.sites[-count:]
+        self.places = self.places[-count:]
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
-        members, count = self.members, len(self.sites)
+        members = self.members
+        count = len(self.sites)
         of_members = batch.x[:-count, :, : members.d_x].detach()
         embedded = members.embed(of_members).unflatten(0, (members.models, -1))
         rows = torch.arange(batch.x.shape[1], device=batch.x.device)
@@ -237,7 +240,8 @@ class Joining(Alignment):
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the newcomer's maps for the places of all models, and keep none."""
-        members, width = self.members, self.stream.frozen[-1].width
+        members = self.members
+        width = self.stream.frozen[-1].width
         kind = kind_like(members.maps, width)
 
         def build(sites: int, d_x: int, d_y: int) -> Aligner:
@@ -254,9 +258,11 @@ class Joining(Alignment):
         Args:
             stored: the universe of the members.
         """
-        members, newcomer = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner
+        members = stored.maps[FORWARD][NETWORK]
+        newcomer = self.fits()[0].aligner
         newcomer = newcomer.to(next(members.parameters()).device)
-        key, training = f"{FORWARD}.{NETWORK}", {}
+        key = f"{FORWARD}.{NETWORK}"
+        training = {}
         if key in stored.training and key in self.training_record:
             training[key] = join_records([stored.training[key], self.training_record[key]])
         return replace(

@@ -40,9 +40,12 @@ class JointMoments(NamedTuple):
         mean = mean_x.new_zeros(models, *mean_x.shape[1:])
         scatter = xx.new_zeros(models, models, *xx.shape[1:])
         for p, (i, j) in enumerate(pairs):
-            mean[i], mean[j] = mean_x[p], mean_y[p]
-            scatter[i, i], scatter[j, j] = xx[p], yy[p]
-            scatter[i, j], scatter[j, i] = xy[p], xy[p].mT
+            mean[i] = mean_x[p]
+            mean[j] = mean_y[p]
+            scatter[i, i] = xx[p]
+            scatter[j, j] = yy[p]
+            scatter[i, j] = xy[p]
+            scatter[j, i] = xy[p].mT
         return cls(moments.n, mean, scatter)
 
     @property
@@ -59,7 +62,8 @@ class JointMoments(NamedTuple):
 
     def own(self) -> Moments:
         """The moments of every model with itself, centred, at k · S places, model after model."""
-        own, mean = _within(self.scatter).flatten(0, 1), self.mean.flatten(0, 1)
+        own = _within(self.scatter).flatten(0, 1)
+        mean = self.mean.flatten(0, 1)
         return Moments(self.n, mean, torch.zeros_like(mean), own, own, own)
 
     def mapped(self, weights: Tensor) -> Moments:
@@ -68,7 +72,8 @@ class JointMoments(NamedTuple):
         Args:
             weights: W, (k, S, d, d).
         """
-        moments, matrices = self.own(), weights.flatten(0, 1)
+        moments = self.own()
+        matrices = weights.flatten(0, 1)
         xy = moments.xx @ matrices
         return moments._replace(yy=matrices.mT @ xy, xy=xy)
 
@@ -160,7 +165,8 @@ class _LeastError:
         widths: Sequence[int],
         shared: int,
     ) -> None:
-        self.widths, self.shared = widths, shared
+        self.widths = widths
+        self.shared = shared
         self.deviations: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.within: list[Tensor] = []
@@ -227,7 +233,8 @@ def shared_rotations(joint: JointMoments, widths: Sequence[int], shared: int) ->
         widths: of the models; states of narrower ones end in zeros.
         shared: m.
     """
-    parts, found = _leading(joint.scatter, shared)[0], torch.zeros_like(joint.scatter[0])
+    parts = _leading(joint.scatter, shared)[0]
+    found = torch.zeros_like(joint.scatter[0])
     for i, width in enumerate(widths):
         polar = _polar(parts[i, :, :width])
         found[i, :, :width, :shared] = polar
@@ -287,12 +294,14 @@ def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
         Shares of the variance in directions of all, some and one model, (3, k, S), and the share in the first m
         directions, m = 1, ..., k d: (k, S, k d).
     """
-    models, width = len(joint.mean), joint.mean.shape[-1]
+    models = len(joint.mean)
+    width = joint.mean.shape[-1]
     roots, _, white = _whitened(joint)
     vectors, values = _leading(white, models * width)
     held = (roots @ vectors).square().sum(-2) * values.clamp(min=0)  # (k, S, k d)
     held /= _within(joint.scatter / joint.n).diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
-    everyone, alone = values >= SHARED_BY_ALL * models, values < SHARED_BY_ONE
+    everyone = values >= SHARED_BY_ALL * models
+    alone = values < SHARED_BY_ONE
     groups = torch.stack(
         [(held * chosen).sum(-1) for chosen in (everyone, ~everyone & ~alone, alone)]
     )
@@ -340,7 +349,8 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
         variance of the other models' mean along it that a model explains, the squared correlation, (k, S, d), which is
         0 where nothing varies.
     """
-    covariance, models = joint.scatter / joint.n, len(joint.mean)
+    covariance = joint.scatter / joint.n
+    models = len(joint.mean)
     variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
     along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(-1)  # (k, k, S, d)
     within = _within(along)

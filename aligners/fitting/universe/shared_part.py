@@ -49,7 +49,8 @@ class SharedPart(Aligner):
             raise UserError(
                 f"Expected `shared` to be 1 to {min(widths)}, the smallest width, but got {d_y}."
             )
-        self.widths, self.networks = list(widths), {}
+        self.widths = list(widths)
+        self.networks = {}
         for name, kind in networks.items():
             self.networks[name] = {"class": kind["class"], "options": dict(kind["options"])}
         self.banks = nn.ModuleDict()
@@ -83,7 +84,8 @@ class SharedPart(Aligner):
 
     def of_model(self, i: int) -> Self:
         """That of one model, on its own width, frozen."""
-        a_model, width = self.sites // len(self.widths), self.widths[i]
+        a_model = self.sites // len(self.widths)
+        width = self.widths[i]
         start = self.of_width[width].index(i * a_model)
         bank = cast(Aligner, self.banks[str(width)])
         taken = take_places(bank, slice(start, start + a_model))

@@ -55,7 +55,8 @@ class ThroughSpace(Aligner):
         into = {**self.network, "sites": sites, "d_x": d_x, "d_y": space or d_x}
         out_of = {**(self.network_y or self.network), "sites": sites, "d_x": d_y}
         out_of["d_y"] = space or d_y
-        self.into, self.out_of = build_aligner(into), build_aligner(out_of)
+        self.into = build_aligner(into)
+        self.out_of = build_aligner(out_of)
         if not self.into.invertible:
             raise UserError(
                 f"ThroughSpace expects an invertible `network`, but got {network['class']}."
@@ -74,7 +75,8 @@ class ThroughSpace(Aligner):
             into: u.
             out_of: v.
         """
-        network, network_y = kind_of(into), kind_of(out_of)
+        network = kind_of(into)
+        network_y = kind_of(out_of)
         one_width = into.d_x == into.d_y == out_of.d_x
         composed = cls(
             into.sites,
@@ -98,7 +100,8 @@ class ThroughSpace(Aligner):
 
     def fit(self, moments: Moments) -> None:
         """Fit u as a map from X to Y, and v as one from Y to itself: the space begins as Y's own."""
-        mean_y, yy = moments.mean_y, moments.yy
+        mean_y = moments.mean_y
+        yy = moments.yy
         self.into.fit(moments)
         self.out_of.fit(Moments(moments.n, mean_y, mean_y, yy, yy, yy))
         self.variance_x.copy_(squares(moments.xx).mean(-1) / moments.n)

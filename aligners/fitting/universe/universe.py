@@ -57,9 +57,11 @@ class Universe(Aligner, registered=False):
 
     def __init__(self, maps: Aligner, models: int, widths: Sequence[int] | None = None) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
-        self.maps, self.models = maps, models
+        self.maps = maps
+        self.models = models
         self.widths = list(widths or [maps.d_x] * models)
-        self.closed_form, self.rows_needed = maps.closed_form, maps.rows_needed
+        self.closed_form = maps.closed_form
+        self.rows_needed = maps.rows_needed
         self.contrastive = CONTRASTIVE
         self.register_buffer("variance", torch.ones(maps.sites))
 
@@ -105,7 +107,8 @@ class Universe(Aligner, registered=False):
         times.
         """
         others, order, turns = self._asked(self.embed(x), means=True)
-        said, y = self.maps.inverse(others), y[:, order]
+        said = self.maps.inverse(others)
+        y = y[:, order]
         losses = (said - y).square().mean(2) / self.variance[:, None]
         if self.contrastive:
             losses = losses + self.contrastive * self._info_nce(said, y, turns)
@@ -132,7 +135,8 @@ class Universe(Aligner, registered=False):
             turns = torch.arange(embedded.shape[1], device=embedded.device)
         shifts = self.models - 1
         turn = turns % (2 * shifts if means else shifts)
-        rows, parts = [], []
+        rows = []
+        parts = []
         for shift in range(1, self.models):
             chosen = (turn == shift - 1).nonzero().squeeze(1)
             rows.append(chosen)
@@ -181,7 +185,8 @@ class Universe(Aligner, registered=False):
         """The map of one model into the space."""
         if isinstance(self.maps, SharedPart):
             return self.maps.of_model(i)
-        sites, width = self.maps.sites // self.models, self.widths[i]
+        sites = self.maps.sites // self.models
+        width = self.widths[i]
         taken = take_places(self.maps, slice(i * sites, (i + 1) * sites))
         if width == taken.d_x:
             return taken
@@ -207,7 +212,8 @@ def _start_network(maps: Aligner, joint: JointMoments) -> None:
     banks: list[Any] = [maps]
     widths = [maps.d_x] * len(joint.mean)
     if isinstance(maps, SharedPart):
-        banks, widths = list(maps.banks.values()), maps.widths
+        banks = list(maps.banks.values())
+        widths = maps.widths
     scale = joint.variance.sqrt()[..., None, None]
     if all(isinstance(bank, INN) and bank.mixing != "none" for bank in banks):
         weights = linear_universe(joint, widths, maps.d_y) / scale

@@ -103,7 +103,8 @@ class UniverseEvaluation(pl.LightningModule):
         """Begin with no rows."""
         self.stream = stream_of(self.trainer, PairedActivations)
         self.stream.plan(Plan(measured=self.stored.seen))
-        self.errors, self.far_errors = nn.ModuleDict(), nn.ModuleDict()
+        self.errors = nn.ModuleDict()
+        self.far_errors = nn.ModuleDict()
         space = self.spaces[NETWORK]
         places = len(all_pairs(self.models)) * len(self.sites)
         self.embedded = MomentsMetric(places, space.d_y, space.d_y).to(self.device)
@@ -184,7 +185,8 @@ class UniverseEvaluation(pl.LightningModule):
         """The rows x and y of the models of a map, on their own widths, and the means of both."""
         i, j = pair.ends
         by_model = batch.x.unflatten(0, (self.models, -1))
-        x, y = by_model[i, ..., : self.widths[i]], by_model[j, ..., : self.widths[j]]
+        x = by_model[i, ..., : self.widths[i]]
+        y = by_model[j, ..., : self.widths[j]]
         means = self.means[i, ..., : self.widths[i]], self.means[j, ..., : self.widths[j]]
         return x, y, means
 
@@ -262,7 +264,8 @@ class UniverseEvaluation(pl.LightningModule):
             for shift in range(1, self.models):
                 mapped = universe.predicted(embedded, shift)
                 self.retrieved[f"{name}/{shift}"] = self.drawn.columns(mapped)
-        by_model, count = x.unflatten(0, (self.models, -1)), len(self.sites)
+        by_model = x.unflatten(0, (self.models, -1))
+        count = len(self.sites)
         for pair in self.pair_maps:
             i, j = pair.ends
             mapped = pair.way(by_model[i, ..., : self.widths[i]])
@@ -276,7 +279,8 @@ class UniverseEvaluation(pl.LightningModule):
             record = self.stored.training.get(f"{FORWARD}.{name}")
             trained = outcomes(record, universe.maps.sites)
             for shift in range(1, self.models):
-                key, ends = f"{name}/{shift}", []
+                key = f"{name}/{shift}"
+                ends = []
                 for target in range(self.models):
                     ends.append(((target + shift) % self.models, target))
                 yield from self._rows_of(key, name, universe.maps, trained, ends)
@@ -296,7 +300,8 @@ class UniverseEvaluation(pl.LightningModule):
             ends: source and target.
         """
         count = len(self.sites)
-        places, training = [], []
+        places = []
+        training = []
         for i, j in ends:
             for s, sites in enumerate(self.sites):
                 about = {"site": self.names[s]}
@@ -390,7 +395,8 @@ def _pair_maps(pairs: Sequence[tuple[Ends, StoredBank]]) -> Iterator[PairMap]:
                     ways[j, i] = Way(maps.inverse)
                 training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
                 for (source, target), way in ways.items():
-                    key, method = f"pair/{number}/{name}/{source}", f"pairwise_{name}"
+                    key = f"pair/{number}/{name}/{source}"
+                    method = f"pairwise_{name}"
                     yield PairMap(key, method, maps, training, (source, target), way)
 
 

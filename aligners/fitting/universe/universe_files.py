@@ -28,7 +28,8 @@ def load_universe(path: Path | str) -> StoredBank:
 
 def sites_of(bank: StoredBank) -> list[tuple[int, ...]]:
     """For each place of a universe's space the site of every model."""
-    own, count = [site for site, _ in bank.pairs[FORWARD]], len(bank.data["sites"])
+    own = [site for site, _ in bank.pairs[FORWARD]]
+    count = len(bank.data["sites"])
     return [tuple(own[place::count]) for place in range(count)]
 
 
@@ -46,8 +47,10 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
 
     The map from the first model into the second is u_j⁻¹ ∘ u_i; one that is bijective is its own way back.
     """
-    universes, sites = universes_of(bank), sites_of(bank)
-    count, widths = len(sites), universes[NETWORK].widths
+    universes = universes_of(bank)
+    sites = sites_of(bank)
+    count = len(sites)
+    widths = universes[NETWORK].widths
     for p, (i, j) in enumerate(all_pairs(len(widths))):
         moments = bank.moments
         if moments is not None:
