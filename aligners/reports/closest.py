@@ -36,8 +36,9 @@ def with_training(name: str, line: Sequence[Row]) -> str:
     if len(untrained) == len(line):
         return f"{name} (untrained)"
     sites = list(dict.fromkeys(map(site_of, untrained)))
-    several = "s" if len(sites) > 1 else ""
-    return f"{name} (untrained at site{several} {listed(sites)})"
+    if len(sites) == 1:
+        return f"{name} (untrained at site {sites[0]})"
+    return f"{name} (untrained at sites {listed(sites)})"
 
 
 def unexplained(line: Sequence[Row], column: str = "fvu", of: str = "") -> str:

@@ -26,11 +26,14 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
         Full name -> short name.
     """
     every = list(dict.fromkeys(models))
-    ends = {name: _end(name, every) for name in every}
-    cut = [_cut(end) for end in ends.values()]
-    for (name, end), short in zip(ends.items(), cut, strict=True):
-        ends[name] = short if cut.count(short) == 1 else end
-    return ends
+    ends = [_end(name, every) for name in every]
+    cut = list(map(_cut, ends))
+    names = {}
+    for name, end, short in zip(every, ends, cut, strict=True):
+        names[name] = end
+        if cut.count(short) == 1:
+            names[name] = short
+    return names
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
@@ -48,7 +51,7 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
 
 def with_short_names(rows: Iterable[Row]) -> list[Row]:
     """Copy rows with short model names, for readers. Files keep the full names, which identify a model."""
-    renamed = [dict(row) for row in rows]
+    renamed = list(map(dict, rows))
     names = short_names(models_in(renamed))
     for row in renamed:
         for column in MODELS:
@@ -59,17 +62,22 @@ def with_short_names(rows: Iterable[Row]) -> list[Row]:
 
 def names_in_full(rows: Sequence[Row]) -> str:
     """Return lines, to stand below a Markdown table, that explain short names; empty if no name was shortened."""
-    lines = ""
+    lines = []
     for name, short in short_names(models_in(rows)).items():
         if short != name:
             quote = "``" if "`" in name else "`"
-            lines += f"- {short}: {quote}{name}{quote}\n"
-    return "\n" + lines if lines else ""
+            lines.append(f"- {short}: {quote}{name}{quote}\n")
+    return "\n" + "".join(lines) if lines else ""
 
 
 def site_name(pair: tuple[int, int]) -> str:
     """`2`, or `2→3` where source and target differ."""
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
+
+
+def site_names(pairs: Iterable[tuple[int, int]]) -> list[str]:
+    """The names of site pairs."""
+    return list(map(site_name, pairs))
 
 
 def site_of(row: Row) -> str:
@@ -155,7 +163,9 @@ def fixed(value: float, form: str) -> str:
     if not form or form[-1] not in "eEfFgG%":
         return format(value, form)
     sign = form[: len(form) - len(form.lstrip("+- "))]
-    return format(value, form if "z" in form else f"{sign}z{form.removeprefix(sign)}")
+    if "z" not in form:
+        form = f"{sign}z{form.removeprefix(sign)}"
+    return format(value, form)
 
 
 def interval_of(row: Row, column: str, form: str, scale: float = 1) -> str:
@@ -190,12 +200,16 @@ def plain_number(value: float, digits: int = 3) -> str:
         digits: how many of them are shown, beside all of a whole number.
     """
     whole = isinstance(value, int) or abs(value) >= 10 ** (digits - 1)
-    return f"{value:z,.0f}" if whole else f"{value:z.{digits}g}"
+    if whole:
+        return f"{value:z,.0f}"
+    return f"{value:z.{digits}g}"
 
 
 def percentage(share: float) -> str:
     """A share in per cent: 31.0%, 4.2%, and below 0.1% two digits, 0.012%, so that no small one reads as none."""
-    return fixed(share, ".1%") if share >= 0.001 or share == 0 else f"{100 * share:.2g}%"
+    if 0 < share < 0.001:
+        return f"{100 * share:.2g}%"
+    return fixed(share, ".1%")
 
 
 def four_digits(value: object) -> str:
@@ -213,7 +227,16 @@ def aligned(value: float | None, places: int = 3) -> str:
         return ""
     if abs(value) < 100:
         return f"{value:z.{places}f}"
-    return f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.0e}"
+    if abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.0e}"
+
+
+def blank(value: float | None, form: str) -> str:
+    """A value of a table; empty where there is none."""
+    if value is None or math.isnan(value):
+        return ""
+    return format(value, form)
 
 
 def value_range(found: Sequence[float], form: str) -> str:
@@ -244,7 +267,9 @@ def listed(items: Sequence[str]) -> str:
 
 def counted(count: int, what: str) -> str:
     """`1 site`, `1,200 sites`."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    if count != 1:
+        what += "s"
+    return f"{count:,} {what}"
 
 
 def models_in_words(rows: Iterable[Row]) -> str:

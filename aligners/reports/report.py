@@ -51,8 +51,7 @@ class Report:
     @property
     def findings(self) -> list[str]:
         """All that it says in words, the lead first."""
-        first = [self.lead] if self.lead else []
-        return first + list(self.sentences)
+        return list(filter(None, [self.lead, *self.sentences]))
 
     @property
     def content(self) -> dict[str, Any]:
@@ -86,8 +85,10 @@ def is_known(rows: Iterable[Row], column: str) -> bool:
 
 def all_known(rows: Sequence[Row], *columns: str) -> bool:
     """Whether every row has a value in each of these columns."""
-    counts = [len(known(rows, column)) for column in columns]
-    return min(counts) == len(rows)
+    found: Iterable[Row] = rows
+    for column in columns:
+        found = known(found, column)
+    return len(list(found)) == len(rows)
 
 
 def values(rows: Iterable[Row], column: str) -> list[Any]:
@@ -97,7 +98,10 @@ def values(rows: Iterable[Row], column: str) -> list[Any]:
 
 def models_in(rows: Iterable[Row]) -> list[str]:
     """The names in the columns that name a model, with repetitions."""
-    return [row[column] for row in rows for column in MODELS if column in row]
+    names = []
+    for row in rows:
+        names += [row[column] for column in MODELS if column in row]
+    return names
 
 
 # ---------------------------------------------------------------------- grouping rows
@@ -117,6 +121,11 @@ def grouped(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
 def distinct(rows: Iterable[Row], *columns: str) -> list[Any]:
     """The values of columns that occur together (of one column: its values), in order of appearance."""
     return list(grouped(rows, *columns))
+
+
+def by_column(rows: Iterable[Row], column: str) -> dict[Any, Row]:
+    """Value of a column -> its row."""
+    return {row[column]: row for row in rows}
 
 
 def by_sites(rows: Iterable[Row]) -> dict[tuple[int, int], Row]:
@@ -147,7 +156,9 @@ def mean(rows: Iterable[Row], column: str, *, known: bool = False) -> float:
     found = np.array([number(row[column]) for row in rows], dtype=float)
     if known:
         found = found[~np.isnan(found)]
-    return float(np.mean(found)) if found.size else math.nan
+    if not found.size:
+        return math.nan
+    return float(np.mean(found))
 
 
 def largest(rows: Iterable[Row], column: str) -> Any:

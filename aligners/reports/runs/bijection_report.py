@@ -18,7 +18,7 @@ from aligners.reports.drawing import (
     method_looks,
     panels,
 )
-from aligners.reports.names import WORDS, aligned, plain_number, with_short_names
+from aligners.reports.names import WORDS, aligned, blank, plain_number, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, values, where
 from aligners.reports.screen import SiteTable
 
@@ -36,9 +36,6 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, direction, size, number of steps, seed and site."""
     shown = with_short_names(rows)
     sizes = sorted(set(values(shown, "size")) - {0, None})
-    figures = {"bijection": partial(_figure, shown, sizes[-1])}
-    if len(sizes) > 1:
-        figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
     named = []
     for row in shown:
         training = f"{row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']}"
@@ -47,7 +44,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
         "bijection",
         meta,
         rows,
-        figures=figures,
+        figures={"bijection": partial(_figure, shown, sizes[-1])},
         screen=[_table(shown, size) for size in sizes],
         lead=lead(shown, sizes[-1]),
         sentences=_further_prices(shown, sizes[-1]) + what_did_not_train(named),
@@ -88,10 +85,10 @@ def _price(
 
 def _prices(rows: Sequence[Row], size: int) -> dict[str, tuple[float, float]]:
     """The prices of each map in both directions, in the order of `words.yaml`."""
+    there, back = DIRECTIONS
     prices = {}
     for name in _methods(rows):
-        forward, backward = (_price(rows, size, name, direction) for direction in DIRECTIONS)
-        prices[name] = (forward, backward)
+        prices[name] = _price(rows, size, name, there), _price(rows, size, name, back)
     return prices
 
 
@@ -139,7 +136,9 @@ def lead(rows: Sequence[Row], size: int) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times" if ratio < 100 else f"{plain_number(ratio)} times"
+    if ratio < 100:
+        return f"{ratio:.2f} times"
+    return f"{plain_number(ratio)} times"
 
 
 def _error(rows: Sequence[Row], size: int, method: str) -> str:
@@ -202,8 +201,9 @@ def _cells(rows: Sequence[Row], price: float) -> list[str]:
     cells.append(aligned(price, 2))
     for column in ("fvu_seen", "fvu_unseen", "fvu_other"):
         cells.append(aligned(mean(rows, column)))
-    cells.append("" if trip is None else f"{trip:.1e}")
-    cells.append("" if math.isnan(low) else f"{low:.2g} to {high:.2g}")
+    cells.append(blank(trip, ".1e"))
+    if not math.isnan(low):
+        cells.append(f"{low:.2g} to {high:.2g}")
     return cells
 
 
@@ -218,32 +218,18 @@ def _figure(rows: Sequence[Row], size: int) -> Figure:
     """Draw FVU against steps for each direction, then the price of each map in the end."""
     figure, (left, middle, right) = panels(3, 3, PANEL, (2.6, 0.9))
     x, y = rows[0]["model_x"], rows[0]["model_y"]
-    _curves(left, _of(rows, size, direction=DIRECTIONS[0]), "steps", f"{x} → {y}")
-    _curves(middle, _of(rows, size, direction=DIRECTIONS[1]), "steps", f"{y} → {x}")
+    _curves(left, _of(rows, size, direction=DIRECTIONS[0]), f"{x} → {y}")
+    _curves(middle, _of(rows, size, direction=DIRECTIONS[1]), f"{y} → {x}")
     _draw_prices(right, _prices(rows, size))
     across = "training steps (left, middle); direction (right)"
     dress(figure, [left, middle, right], across, FVU)
     return figure
 
 
-def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
-    """Draw FVU after the most steps against parameters, for each direction."""
-    figure, axes = panels(2, 2, PANEL, (2.6, 0.9))
-    for axis, direction in zip(axes, DIRECTIONS, strict=True):
-        ends = []
-        for size in sizes:
-            for method in _methods(rows):
-                for row in _last(rows, size, method, direction):
-                    ends.append(row | {"size": row["size"] or sizes[0]})
-        _curves(axis, ends, "size", direction)
-    dress(figure, axes, "parameters of a site", FVU)
-    return figure
-
-
-def _curves(axis: Axes, rows: Sequence[Row], across: str, title: str) -> None:
+def _curves(axis: Axes, rows: Sequence[Row], title: str) -> None:
     """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
     for method in _methods(rows):
-        places = sorted(grouped(where(rows, method=method), across).items())
+        places = sorted(grouped(where(rows, method=method), "steps").items())
         if method == "linear":
             means = [np.mean(_by_seed(line, "fvu")) for _, line in places]
             look = {"label": NAMES[method], "color": _look(method)["color"], "linestyle": ":"}
@@ -254,7 +240,7 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str, title: str) -> None:
             axis.axhspan(1e-6, least, color="0.9", zorder=0, label=words)
         else:
             _curve(axis, method, dict(places))
-    ticks = sorted({row[across] for row in rows if row["method"] != "linear"})
+    ticks = sorted(set(values(rows, "steps")) - {0})
     axis.set_xscale("log")
     log_scale([axis])
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

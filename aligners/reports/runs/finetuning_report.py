@@ -13,6 +13,7 @@ from aligners.reports.drawing import MODEL_COLOURS, Look, panels
 from aligners.reports.names import (
     WORDS,
     aligned,
+    blank,
     counted,
     fixed,
     floor_words,
@@ -22,7 +23,17 @@ from aligners.reports.names import (
     score_in_words,
     score_words,
 )
-from aligners.reports.report import Report, Row, distinct, grouped, known, numbers, values, where
+from aligners.reports.report import (
+    Report,
+    Row,
+    distinct,
+    grouped,
+    known,
+    number,
+    numbers,
+    values,
+    where,
+)
 from aligners.reports.screen import SiteTable
 
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
@@ -110,7 +121,7 @@ def finetuning_table(rows: Sequence[Row], majority: float | None) -> SiteTable:
     for row in summarise(rows):
         cells = [str(row["n"])]
         for column in ("score", "score_sd"):
-            cells.append("" if row[column] is None else f"{100 * row[column]:.1f}")
+            cells.append(blank(100 * number(row[column]), ".1f"))
         cells += [aligned(row["loss"]), f"{row['seconds']:.0f}", f"{row['trained']:,}"]
         table.add_row(row["variant"], *cells)
     if majority is not None:

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.fitting.training_status import (
@@ -20,11 +21,12 @@ from aligners.reports.closest import known_lines, trained
 from aligners.reports.names import (
     WORDS,
     aligned,
+    blank,
     fixed,
     listed,
     score_heading,
     score_words,
-    site_name,
+    site_names,
     span,
     with_short_names,
 )
@@ -43,7 +45,7 @@ from aligners.reports.report import (
     where,
 )
 from aligners.reports.runs.injection_words import (
-    lead,
+    LEAD,
     of_tokens,
     panel_title,
     panel_words,
@@ -73,11 +75,14 @@ def report(
         samples: some of these texts.
     """
     shown = with_short_names(rows)
+    tables = {}
+    if generation:
+        tables = {"generation": generation, "samples": samples}
     figures = {}
     for name, (column, draw) in FIGURES.items():
         if is_known(shown, column):
             figures[name] = partial(draw, shown)
-    findings = reading(shown).splitlines()
+    findings = reading(shown, begun=True).splitlines()
     for panel in panels_of(shown):
         for sentence in beside_far_rows(panel):
             findings.append(f"- {panel_title(panel)}: {sentence}")
@@ -90,11 +95,11 @@ def report(
         "report",
         meta | judged,
         rows,
-        {"generation": generation, "samples": samples} if generation else {},
+        tables,
         figures=figures,
         screen=[*console_tables(shown), *generation_tables(generation, samples)],
         note="\n".join(_draws(shown)),
-        lead=lead(shown),
+        lead=" ".join(_words(panels_of(shown)[0])[:LEAD]),
         sentences=findings,
     )
 
@@ -140,8 +145,17 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
 # ---------------------------------------------------------------------- what is said
 
 
-def reading(rows: Sequence[Row]) -> str:
-    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
+def _words(panel: Sequence[Row]) -> list[str]:
+    return panel_words(panel, price_of_bijectivity(panel))
+
+
+def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
+    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies.
+
+    Args:
+        rows: of a report.
+        begun: whether its lead has been read, which says the first sentences on the first panel.
+    """
     lines = []
     for entry in below_chance(rows):
         own, chance = fixed(100 * entry["score"], ".1f"), fixed(100 * entry["chance_low"], ".1f")
@@ -150,8 +164,10 @@ def reading(rows: Sequence[Row]) -> str:
             "classes may be in another order than the texts' (see `labels` in report.json; `--data.labels` says which "
             "are which), or it was trained on another task."
         )
-    for panel in panels_of(rows):
-        lines.append(panel_words(panel, price_of_bijectivity(panel)))
+    paragraphs = list(map(_words, panels_of(rows)))
+    if begun:
+        paragraphs[0] = paragraphs[0][LEAD:]
+    lines += [" ".join(words) for words in paragraphs if words]
     return "\n".join([*lines, *what_did_not_train(rows)])
 
 
@@ -216,7 +232,7 @@ def console_tables(rows: Sequence[Row]) -> list[SiteTable]:
 
 def _table(panel: list[Row]) -> SiteTable:
     pairs = site_pairs(panel)
-    names = [site_name(pair) for pair in pairs]
+    names = site_names(pairs)
     columns = [column for column in COLUMN_GROUPS if is_known(panel, column)]
     if "loss" in columns and "penalty" not in columns:
         columns.remove("loss")  # where numbers are predicted, the loss is in their own unit
@@ -224,7 +240,7 @@ def _table(panel: list[Row]) -> SiteTable:
     table = SiteTable(panel_title(panel), ["method"], ["parameters"], across)
     for name, line in grouped(panel, "method").items():
         sites, first = by_sites(line), line[0]
-        cells = [f"{first['parameters']:,}" if first["parameters"] else ""]
+        cells = [blank(first["parameters"] or None, ",")]
         for column, pair in product(columns, pairs):
             cells.append(_cell(sites.get(pair, first), column))
         table.add_row(name, *cells, style=ROLE_STYLES.get(first["role"]))
@@ -232,8 +248,9 @@ def _table(panel: list[Row]) -> SiteTable:
 
 
 def _cell(row: Row, column: str) -> str:
-    text = aligned(100 * number(row[column]), 1) if column == "score" else aligned(row[column])
-    return mark(text, row)
+    if column == "score":
+        return mark(aligned(100 * number(row[column]), 1), row)
+    return mark(aligned(row[column]), row)
 
 
 # ---------------------------------------------------------------------- figures
@@ -253,15 +270,15 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     for axis, (height, part) in zip(axes, product(heights, parts), strict=True):
         for name, style, cells in part.lines:
             line = [row for row in cells if row is not None]
-            fvus = numbers(line, height)
-            shown = [value if value < FVU_TOP else math.nan for value in fvus]
-            label = name if any(map(math.isfinite, shown)) else None
-            if drawing.line_of_maps(axis, range(len(line)), shown, line, label, style):
+            fvus = np.array(numbers(line, height))
+            shown = np.where(fvus < FVU_TOP, fvus, math.nan)
+            label = name if np.isfinite(shown).any() else None
+            if drawing.line_of_maps(axis, range(len(line)), list(shown), line, label, style):
                 starts.add(name)
-            if any(value >= FVU_TOP for value in fvus):
+            if (fvus >= FVU_TOP).any():
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
-        drawing.name_sites(axis, part.title if height == "fvu" else "", map(site_name, part.pairs))
+        drawing.name_sites(axis, part.title if height == "fvu" else "", site_names(part.pairs))
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     drawing.log_scale(axes)
@@ -298,7 +315,7 @@ def _by_site(
 ) -> Figure:
     """Draw a column against site where it is known; rows without a site are levels if they have one of `roles`."""
     shown = [panel for panel in panels_of(rows) if is_known(panel, column)]
-    styles = _styles([row for panel in shown for row in panel])
+    styles = _styles(list(chain(*shown)))
     panels = []
     for panel in shown:
         levels = _levels(panel, roles, column)
@@ -335,7 +352,7 @@ def _parts(panels: Sequence[list[Row]], styles: dict[str, drawing.Look]) -> list
             if name in methods:
                 line = (name, style, methods[name])
                 kinds[_kind(methods[name], style)].append(line)
-        together = [line for lines in kinds.values() for line in lines]
+        together = list(chain(*kinds.values()))
         if len(together) <= drawing.MOST_LINES:
             together.sort(key=lambda line: list(styles).index(line[0]))
             parts.append(drawing.SitePanel(title, pairs, together))
@@ -358,6 +375,6 @@ def _styles(rows: Sequence[Row]) -> dict[str, drawing.Look]:
     ordered = sorted(methods, key=lambda name: methods[name][-1]["role"] == "floor")
     styles = drawing.method_looks(ordered)
     for name, line in methods.items():
-        if line[-1]["role"] != "floor" and "closed form" in [row.get("fit") for row in line]:
+        if line[-1]["role"] != "floor" and line[0].get("fit") == "closed form":
             styles[name]["linestyle"] = "--"
     return styles

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import itemgetter
 
 from aligners.fitting.training_status import no_better_than_the_mean, trained_methods
 from aligners.reports.closest import (
     LEAST_NATS,
     LEAST_SHARE,
     Lines,
-    beside,
     closest,
     known_lines,
     share_range,
@@ -18,7 +16,6 @@ from aligners.reports.closest import (
 )
 from aligners.reports.names import (
     fixed,
-    in_words,
     listed,
     plain_score,
     route_name,
@@ -34,7 +31,7 @@ VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types ha
 LEAST_UNSEEN = 0.005  # of an FVU on unseen types that says so, mean over sites
 PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 ALL_TOKENS = "tokens"
-NONE_CLOSEST = "None of the maps has a finite error at every site, so none is said to be closest."
+LEAD = 2  # sentences on the first panel that a report begins with
 
 # ---------------------------------------------------------------------- panels
 
@@ -62,138 +59,46 @@ def native_of(panel: Sequence[Row]) -> Row:
     return rows[0] if rows else {"loss": None, "score": None}
 
 
-def _maps(panel: Sequence[Row]) -> list[Row]:
-    return where(known(panel, "site_x"), role="method")
+# ---------------------------------------------------------------------- what is said of a panel
 
 
-# ---------------------------------------------------------------------- the lead
-
-
-def lead(rows: Sequence[Row]) -> str:
-    """Say what the first panel found: the target's own answers, bare states, and the closest map.
+def panel_words(panel: Sequence[Row], prices: Sequence[Row]) -> list[str]:
+    """Say of a panel what the target answers with mapped states, how exact the maps are, and what they have memorised.
 
     Args:
-        rows: of the report, with short names of models.
+        panel: its rows, with short names of models.
+        prices: of bijectivity, those of its maps.
+
+    Returns:
+        The first `LEAD` are on answers and on the closest map, the others on more.
     """
-    panel = panels_of(rows)[0]
-    native, maps = native_of(panel), _maps(panel)
-    lines = known_lines(maps, "fvu")
-    tokens = of_tokens(panel)
-    if native["score"] is None and (native["loss"] is None or not tokens):
-        x, y = panel[0]["model_x"], panel[0]["model_y"]
-        said = f"Mapped states of {x} were compared with those of {y}"
-        if is_known(panel, "score"):
-            said += ", whose own answers are not finite"
-    elif tokens:
-        said = _lead_of_tokens(panel, known_lines(maps, "penalty"))
+    native, tokens = native_of(panel), of_tokens(panel)
+    own = native["loss" if tokens else "score"]
+    if not is_known(panel, "score"):
+        answers = f"{panel_title(panel)}: mapped states were compared with the target's own."
+    elif own is None:
+        y = panel[0]["model_y"]
+        answers = f"{y}'s own answers are not finite, so injection cannot be scored."
     else:
-        said = _lead_of_task(panel)
-    return f"{said}. {_closest_map(lines)}"
-
-
-def _lead_of_tokens(panel: Sequence[Row], lines: Lines) -> str:
-    """The loss of the target, and what states of the other model cost: as they are, and by the cheapest map."""
-    x, y = panel[0]["model_x"], panel[0]["model_y"]
-    loss = fixed(native_of(panel)["loss"], ".2f")
-    said = f"{y} has a loss of {loss} nats a token with its own states"
-    bare = known(where(panel, method="identity"), "penalty")
-    if bare:
-        said += f"; those of {x}, put in as they are, {_raise(bare, 'it', 2)}"
-    cheap = closest(lines, "penalty")
-    if cheap is None:
-        return said
-    if not _costly(lines[cheap]):
-        free = [with_training(name, line) for name, line in lines.items() if not _costly(line)]
-        return (
-            f"{said}. Mapped by {listed(free)}, they change it by less than 0.001 nats at any site"
-        )
-    named = with_training(cheap, lines[cheap])
-    said += f". Mapped by {named}, which costs the least, they raise it by at most {_most(lines[cheap])} nats"
-    if cheap != "linear" and "linear" in lines:
-        said += f"; mapped by linear, by at most {_most(lines['linear'])}"
-    return said
-
-
-def _lead_of_task(panel: Sequence[Row]) -> str:
-    """The score of the target, what is left of it with the other model's states as they are, and what that costs."""
-    x, y, native = panel[0]["model_x"], panel[0]["model_y"], native_of(panel)
-    score = score_in_words(native)
-    said = f"With its own states {y} has a {plain_score([native])} of {score}"
-    if native["score_name"] == "accuracy":
-        texts = f"{native['n_texts']:,} held-out texts"
-        said = f"With its own states {y} classifies {score} of {texts} correctly"
-    bare = known(where(panel, method="identity"), "score")
-    if bare:
-        worst = score_in_words(min(bare, key=itemgetter("score")))
-        said += f", and {worst} at the worst site with those of {x} put in as they are"
-    costs = known(bare, "penalty")
-    if costs and _costly(costs):
-        said += f", which costs up to {_most(costs)} nats a text"
-    return said
-
-
-def _closest_map(lines: Lines) -> str:
-    """How much the closest map leaves unexplained, beside linear, and the score that it gives."""
-    best = closest(lines, "fvu")
-    if best is None:
-        return NONE_CLOSEST
-    line = lines[best]
-    left = unexplained(line, of=" of the variance of the states unexplained (FVU)")
-    said = f"The closest map, {with_training(best, line)}, {left}"
-    if best != "linear" and "linear" in lines:
-        said += f", {beside('linear', lines, best)}"
-    answered = known(line, "score")
-    if answered and not of_tokens(line):
-        worst = score_in_words(min(answered, key=itemgetter("score")))
-        said += f". With states mapped by it, the score is {worst} at the worst site"
-    return f"{said}."
-
-
-def _most(line: Sequence[Row]) -> str:
-    """The largest penalty of a map, with its interval."""
-    return in_words(max(line, key=itemgetter("penalty")), "penalty", ".3f")
+        answers = _language(panel) if tokens else _task(panel)
+    maps = where(known(panel, "site_x"), role="method")
+    return [answers, _closeness(maps, prices), *no_better_than_the_mean(panel), *_beyond(maps)]
 
 
 def _costly(line: Sequence[Row]) -> bool:
     return max(map(abs, values(line, "penalty"))) >= LEAST_NATS
 
 
-def _raise(line: Sequence[Row], what: str, places: int) -> str:
-    """`raise it by 2.10 to 3.30 nats, depending on the site`; of what reads as nothing, that it changes little."""
-    costs = values(line, "penalty")
-    least = 10**-places
-    if max(map(abs, costs)) < least / 2:
-        return f"change {what} by less than {least:g} nats at any site"
-    return f"raise {what} by {_by_site(value_range(costs, f'.{places}f'), 'nats')}"
+def _raise(line: Sequence[Row]) -> str:
+    """`raise the loss by 2.10 to 3.30 nats, depending on the site`; or that they change it by nearly nothing."""
+    if not _costly(line):
+        return "change the loss by less than 0.001 nats at any site"
+    return f"raise the loss by {_by_site(span(line, 'penalty', '.3f'), 'nats')}"
 
 
 def _by_site(text: str, unit: str) -> str:
     """A range with its unit, and that it depends on the site if it is one."""
     return f"{text} {unit}, depending on the site" if " to " in text else f"{text} {unit}"
-
-
-# ---------------------------------------------------------------------- a paragraph for each panel
-
-
-def panel_words(panel: Sequence[Row], prices: Sequence[Row]) -> str:
-    """Say of a panel whether the target still does its task, how exact the maps are, and what they have memorised.
-
-    Args:
-        panel: its rows.
-        prices: of bijectivity, those of its maps.
-    """
-    tokens = of_tokens(panel)
-    own = native_of(panel)["loss" if tokens else "score"]
-    if not is_known(panel, "score"):
-        answers = f"{panel_title(panel)}:"
-    elif own is None:
-        y = panel[0]["model_y"]
-        answers = f"{y}'s own answers are not finite, so injection cannot be scored."
-    else:
-        answers = _language(panel) if tokens else _task(panel)
-    maps = _maps(panel)
-    said = [answers, _closeness(maps, prices), *no_better_than_the_mean(panel), *_beyond(maps)]
-    return " ".join(said)
 
 
 def _answered(panel: Sequence[Row], column: str) -> tuple[dict[str, list[Row]], str]:
@@ -221,15 +126,15 @@ def _language(panel: Sequence[Row]) -> str:
     said = f"{y} has a loss of {loss} nats a token with its own states, and predicts {right} of the tokens correctly."
     lines, lost = _answered(panel, "penalty")
     if "identity" in lines:
-        said += f" The states of {x} as they are {_raise(lines['identity'], 'the loss', 3)}."
+        said += f" The states of {x} as they are {_raise(lines['identity'])}."
     names = sorted(_of_role(lines), key=lambda name: -mean(lines[name], "penalty"))
     costly = [name for name in names if _costly(lines[name])]
     free = [name for name in names if name not in costly]
     parts = [f"{name} {span(lines[name], 'penalty', '.3f')}" for name in costly]
     if free:
-        parts.append(f"less than 0.001 nats with {listed(free)}")
+        parts.append(f"less than 0.001 with {listed(free)}")
     if parts:
-        said += f" Mapped states of {x} raise the loss by: {listed(parts)}{lost}."
+        said += f" Mapped states of {x} raise the loss by (nats): {listed(parts)}{lost}."
     alike = []
     for worse, better in pairwise(costly):
         if _overlap(lines[worse], lines[better]):
@@ -247,11 +152,12 @@ def _overlap(worse: Sequence[Row], better: Sequence[Row]) -> bool:
 
 def _task(panel: Sequence[Row]) -> str:
     """What a task's score becomes with mapped states: which maps keep it, and how far the others are from it."""
-    x, y, own = panel[0]["model_x"], panel[0]["model_y"], native_of(panel)["score"]
-    form = score_form(panel)
-    said = f"{y} has a {plain_score(panel)} of {fixed(own, form)} with its own states"
+    x, y, native = panel[0]["model_x"], panel[0]["model_y"], native_of(panel)
+    own, form, score = native["score"], score_form(panel), score_in_words(native)
+    said = f"{y} has a {plain_score(panel)} of {score} with its own states"
     if form == ".1%":
-        said = f"{y} classifies {own:.1%} of the held-out texts correctly with its own states"
+        texts = f"{native['n_texts']:,} held-out texts"
+        said = f"{y} classifies {score} of {texts} correctly with its own states"
     lines, lost = _answered(panel, "score")
     if "identity" in lines:
         bare = span(lines["identity"], "score", form)
@@ -286,7 +192,7 @@ def _closeness(maps: Sequence[Row], prices: Sequence[Row]) -> str:
     best = closest(lines, "fvu")
     if best is None:
         return "None of the maps has a finite error at every site."
-    left = unexplained(lines[best], of=" of the variance unexplained")
+    left = unexplained(lines[best], of=" of the variance unexplained (FVU)")
     said = f"The closest map, {with_training(best, lines[best])}, {left}"
     plain = closest({name: lines[name] for name in PLAIN if name in lines}, "fvu")
     if plain is not None and best not in PLAIN:

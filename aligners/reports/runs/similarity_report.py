@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from aligners.reports import drawing
 from aligners.reports.names import (
@@ -15,7 +14,7 @@ from aligners.reports.names import (
     counted,
     file_names,
     listed,
-    site_name,
+    site_names,
     span,
     with_short_names,
 )
@@ -65,27 +64,30 @@ def report(
     """
     shown = with_short_names(rows)
     pairs = _pairs(shown)
-    alone = len(pairs) <= MOST_PAIRS if each_pair is None else each_pair
+    if each_pair is None:
+        each_pair = len(pairs) <= MOST_PAIRS
     tables = {"layers": layers, "distances": distances}
     if missing:
         tables["missing"] = missing
     if models:
         tables["models"] = models
     findings = _far_rows(list(grouped(shown, "model_x", "model_y").values()))
-    if alone:
+    screen = []
+    if each_pair:
+        screen = [_table(_raw(panel)) for panel in pairs]
         findings += _distances(with_short_names(distances))
     else:
         findings.append(
-            f"{len(pairs)} pairs of models: one figure shows all of them, and each has its rows in similarity.csv. "
-            "`--each_pair true` makes figures and a table of each."
+            f"{len(pairs)} pairs of models: a figure of each measure shows all of them, and similarity.csv has their "
+            "rows. `--each_pair true` makes figures and a table of each."
         )
     return Report(
         "similarity",
         meta,
         rows,
         tables,
-        figures=_figures(shown, pairs, alone),
-        screen=[_table(_raw(panel)) for panel in pairs] if alone else [],
+        figures=_figures(shown, each_pair),
+        screen=screen,
         lead=lead(meta, pairs),
         sentences=findings + left_out(meta),
     )
@@ -143,14 +145,13 @@ def lead(meta: Row, pairs: Sequence[Sequence[Row]]) -> str:
         return f"Matching layers of {count} of models were compared, but no value is a number."
     if len(pairs) > 1:
         who = f"{len(pairs)} pairs of models"
-    count = meta["n_rows"] if "n_rows" in meta else first["n_rows"]
+    count = meta.get("n_rows") or first["n_rows"]
     measures = counted(len(lines), "measure")
     said = [f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."]
     above, some, below = [], [], []
     for label, line in lines.items():
-        beats = [
-            row for row in known(known(line, "untrained"), "low") if row["low"] > row["untrained"]
-        ]
+        controlled = known(known(line, "untrained"), "low")
+        beats = [row for row in controlled if row["low"] > row["untrained"]]
         if not is_known(line, "untrained"):
             continue
         if len(beats) == len(line):
@@ -229,7 +230,7 @@ def _table(rows: Sequence[Row]) -> SiteTable:
     """Make the table of a pair of models: measures down, matching layers across, controls below each value."""
     pairs = matching_layers(*_layers(rows))
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
-    table = SiteTable(title, ["measure", ""], [], {"": map(site_name, pairs)})
+    table = SiteTable(title, ["measure", ""], [], {"": site_names(pairs)})
     for measure, measured in grouped(rows, "label").items():
         for column, words in WORDS["similarity"].items():
             cells = {}
@@ -244,10 +245,8 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 # ---------------------------------------------------------------------- figures
 
 
-def _figures(
-    rows: Sequence[Row], pairs: Sequence[Sequence[Row]], alone: bool
-) -> dict[str, Callable[[], Figure]]:
-    """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
+def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]]:
+    """List the figures: two for each pair of models; of more than two models, one for each measure."""
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(models_in(rows))
     panels = grouped(rows, "model_x", "model_y") if alone else {}
@@ -255,8 +254,6 @@ def _figures(
         if x != y:
             figures[f"diagonal_{names[x]}_{names[y]}"] = partial(layer_lines, panel)
         figures[f"layers_{names[x]}_{names[y]}"] = partial(pair_map, _raw(panel))
-    if not alone:
-        figures["diagonal_all"] = partial(pair_lines, pairs)
     if len(names) > 2:
         for measure, measured in grouped(_raw(rows), "measure").items():
             figures[f"all_{measure}"] = partial(block_map, measured)
@@ -270,7 +267,9 @@ def pair_map(rows: Sequence[Row]) -> Figure:
         rows: those of one pair of models, with raw features.
     """
     measures, (up, across) = grouped(rows, "label"), _layers(rows)
-    cell = CELL if max(len(up), len(across)) <= 8 else SMALL_CELL
+    cell = CELL
+    if max(len(up), len(across)) > 8:
+        cell = SMALL_CELL
     size = max(1.9, cell * len(across)) + 0.55, max(1.9, cell * len(up)) + 0.75
     figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
     columns = "layer_x", "layer_y", "value"
@@ -344,10 +343,13 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
         rows: those of one pair of models.
     """
     pairs = matching_layers(*_layers(rows))
-    names = [site_name(pair) for pair in pairs]
     measures = distinct(_raw(rows), "label")
-    figure, axes = _line_panels(measures, names, 1.6)
+    figure, axes = drawing.panels(
+        len(measures), ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True
+    )
     for axis, measure in zip(axes, measures, strict=True):
+        drawing.name_sites(axis, measure, site_names(pairs), NARROW)
+        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
         measured = where(rows, label=measure)
         line = _along(_raw(measured), pairs)
         if is_known(line, "low"):
@@ -364,47 +366,6 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     figure.legend(handles, labels, loc="outside right center", frameon=False)
     drawing.label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
     return figure
-
-
-def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
-    """Draw every measure along matching layers, a thin line for each pair of models and a thick one for their median.
-
-    Pairs of other depths are stretched to the deepest.
-
-    Args:
-        panels_of_pairs: the rows of each pair of two models.
-    """
-    lines: dict[str, list[NDArray[np.float64]]] = {}
-    layers = [matching_layers(*_layers(rows)) for rows in panels_of_pairs]
-    deepest = max(layers, key=len)
-    for rows, pairs in zip(panels_of_pairs, layers, strict=True):
-        for measure, measured in grouped(_raw(rows), "label").items():
-            heights = numbers(_along(measured, pairs), "value")
-            before, after = np.linspace(0, 1, len(pairs)), np.linspace(0, 1, len(deepest))
-            lines.setdefault(measure, []).append(np.interp(after, before, heights))
-    alike = all(pairs == deepest for pairs in layers)
-    names = [site_name(pair) if alike else str(pair[0]) for pair in deepest]
-    figure, axes = _line_panels(list(lines), names, 0.6)
-    for axis, curves in zip(axes, lines.values(), strict=True):
-        axis.plot(np.transpose(curves), color="0.6", linewidth=0.5, alpha=0.5)
-        axis.plot(np.nanmedian(curves, 0), **LINES["value"], markersize=3.5)
-    across = "layer" if alike else "layer of the deepest pair; the others stretched"
-    title = f"{len(panels_of_pairs)} pairs of models, and their median"
-    drawing.label(figure, across, "similarity", title)
-    return figure
-
-
-def _line_panels(
-    measures: Sequence[str], layers: Sequence[str], margin: float
-) -> tuple[Figure, list[Axes]]:
-    """A panel for each measure, with layers across and a line at 0."""
-    figure, axes = drawing.panels(
-        len(measures), ABREAST, (2.5, 2.1), (margin, 0.4), font=8, sharex=True, sharey=True
-    )
-    for axis, measure in zip(axes, measures, strict=True):
-        drawing.name_sites(axis, measure, layers, NARROW)
-        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-    return figure, axes
 
 
 def _along(rows: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[Row]:

@@ -14,6 +14,7 @@ from aligners.reports.names import (
     score_heading,
     score_words,
     site_name,
+    site_names,
     with_interval,
     with_short_names,
 )
@@ -31,7 +32,7 @@ from aligners.reports.report import (
     values,
     where,
 )
-from aligners.reports.runs.stitching_words import between_groups, lead, method_words
+from aligners.reports.runs.stitching_words import lead, method_words
 from aligners.reports.screen import SiteTable
 from aligners.similarity.controls import matching_layers
 
@@ -63,16 +64,17 @@ def report(
     for method, line in methods.items():
         name = "curves" if len(methods) == 1 else f"curves_{method}"
         figures[name] = partial(_curve_figure, line, groups)
-    findings, means = [], {line.name: line.rows for line in routes.lines}
+    pairs: list[Row] = []
+    if routes.averaged:
+        pairs = over_pairs(rows, groups)
+    findings = []
     for method in routes.methods:
         findings += method_words(where(shown, method=method), directions=not routes.averaged)
-        if groups is not None:
-            findings += between_groups(method, means, groups)
     return Report(
         "stitching",
         meta,
         rows,
-        {"pairs": over_pairs(rows, groups) if routes.averaged else [], "curves": curves},
+        {"pairs": pairs, "curves": curves},
         figures=figures,
         screen=[_table(routes, method) for method in routes.methods],
         note=f"±: half of the {routes.intervals}",
@@ -281,7 +283,7 @@ def _table(routes: Routes, method: str) -> SiteTable:
     if routes.averaged:
         heading, column = "lost × 100", "score_penalty"
     native = [] if routes.averaged else [f"native\n{heading}"]
-    sites = [site_name(pair) for pair in routes.pairs]
+    sites = site_names(routes.pairs)
     table = SiteTable(title, ["from → into"], native, {"penalty, nats": sites, heading: sites})
     for line in routes.lines:
         cells = by_sites(where(line.rows, method=method))

@@ -1,11 +1,10 @@
 """What the report of stitching says in words: its first sentences, and what was found of each method."""
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations, permutations
+from collections.abc import Sequence
+from itertools import combinations
 from operator import itemgetter
 
 from aligners.fitting.training_status import is_trained, trained_methods
-from aligners.injection.scoring.pair_intervals import OVER_MODELS
 from aligners.reports.closest import LEAST_NATS
 from aligners.reports.names import counted, in_words, plain_score, site_of, span
 from aligners.reports.report import (
@@ -168,41 +167,3 @@ def _score_kept(different: Sequence[Row]) -> list[str]:
         route = f"from {worst['model_x']} to {worst['model_y']} at {site_of(worst)}"
         said += f"; most is lost {route}, {points}"
     return [f"{said}."]
-
-
-def between_groups(
-    method: str, means: Mapping[str, Sequence[Row]], groups: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Say whether routes from one group into another cost more than those within either group.
-
-    Args:
-        method: the method.
-        means: name of a group of routes -> means over them.
-        groups: of models.
-    """
-    cells = {}
-    for name, line in means.items():
-        rows = [row for row in where(line, method=method) if is_trained(row)]
-        cells[name] = by_sites(known(rows, "penalty"))
-    said = []
-    for a, b in permutations(groups, 2):
-        between, insides = cells.get(f"{a}-to-{b}", {}), []
-        for name in (f"{a}-to-{a}", f"{b}-to-{b}"):
-            if name in cells:
-                insides.append(cells[name])
-        places = [place for place in between if all(place in inside for inside in insides)]
-        if not insides or not places:
-            continue
-        dearer = beyond = 0
-        over_models = True
-        for place in places:
-            row, within = between[place], [inside[place] for inside in insides]
-            dearer += row["penalty"] > max(values(within, "penalty"))
-            beyond += row["penalty_low"] > max(values(within, "penalty_high"))
-            over_models = over_models and {OVER_MODELS} == set(values([row, *within], "interval"))
-        sites = counted(len(places), "site")
-        text = f"{method}: {a}-to-{b} costs more than routes within {a} and within {b} at {dearer} of {sites}"
-        if dearer and over_models:
-            text += f", beyond the intervals over models at {beyond}"
-        said.append(f"{text}.")
-    return said

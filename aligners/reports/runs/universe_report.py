@@ -15,6 +15,7 @@ from aligners.reports.closest import known_lines, trained
 from aligners.reports.drawing import COLOURS, Look, heat_maps, label, log_scale, panels, short
 from aligners.reports.names import (
     aligned,
+    blank,
     counted,
     plain_number,
     quoted,
@@ -203,8 +204,7 @@ def _table(rows: Sequence[Row]) -> SiteTable:
         for column in ("fvu", "fvu_unseen"):
             cells.append(aligned(mean(line, column, known=True)))
         for column in ("round_trip", "cycle"):
-            trip = mean(line, column, known=True)
-            cells.append("" if math.isnan(trip) else f"{trip:.1e}")
+            cells.append(blank(mean(line, column, known=True), ".1e"))
         if is_known(line, "top1_all"):  # not in reports of earlier versions
             cells.append(aligned(mean(line, "top1_all", known=True)))
         table.add_row(mark(name, worst_of(line)), *cells)

@@ -57,7 +57,7 @@ def test_the_report_has_every_table_and_figure(probed: ProbeExperiment, tmp_path
     rows = [row | {"uuas": 1.0} if row["source"] == "word order" else row for row in probed.rows]
     made = make_report("probing", probed.meta, rows, **probed.report_tables)
     figures = write(made, tmp_path)
-    assert [path.stem for path in figures] == ["probing", "probing_ranks", "probing_trees", "probing_codes"]
+    assert [path.stem for path in figures] == ["probing", "probing_trees", "probing_codes"]
     assert {path.stem for path in tmp_path.glob("*.csv")} == {"probing", "mixes", "trees", "codelengths", "portions"}
     said = "\n".join(made.sentences)
     assert "distance: no better than the baseline (word order, UUAS 100.0): site 0, rank 2, with" in said

@@ -17,14 +17,7 @@ from aligners.reports.drawing import (
     method_looks,
     site_figure,
 )
-from aligners.reports.names import (
-    fixed,
-    interval_of,
-    route_name,
-    site_name,
-    site_of,
-    with_short_names,
-)
+from aligners.reports.names import blank, fixed, route_name, site_names, site_of, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, mean, number, site_pairs, where
 from aligners.reports.runs.injection_report import left_out
 from aligners.reports.runs.probing.probing_report import unfinished
@@ -46,7 +39,8 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
     """
     shown, swaps = with_short_names(rows), with_short_names(twin)
     figures = {"probes_across": partial(_figure, shown)}
-    screen, findings = [_table(shown)], _read(shown)
+    screen, read = [_table(shown)], _read(shown)
+    findings = read[MOST_SCORES:] + _not_read(shown)
     if twin:
         figures["probes_twin"] = partial(_twin_figure, swaps)
         screen.append(_twin_table(swaps))
@@ -61,7 +55,7 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
         {"twin": twin},
         figures=figures,
         screen=screen,
-        lead=lead(shown),
+        lead=lead(shown, read),
         sentences=findings + left_out(meta) + what_did_not_train(shown),
     )
 
@@ -69,33 +63,18 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
 # ---------------------------------------------------------------------- what is said
 
 
-def lead(rows: Sequence[Row]) -> str:
-    """Say what probes of Y read through the best map, beside Y's own states and the baseline.
+def lead(rows: Sequence[Row], read: Sequence[str]) -> str:
+    """Say what was done, and what was read of the first tasks.
 
     Args:
         rows: of the report, with short names of models.
+        read: the sentences of all tasks.
     """
     x, y = rows[0]["model_x"], rows[0]["model_y"]
-    said = [
-        f"States of {x} were mapped into the space of {y}, and read there by probes that were trained on {y} alone."
-    ]
-    if not trained(grouped(where(rows, role="method"), "method")):
-        said.append("No map is trained at every site, so none is compared with another.")
-    panels = list(grouped(rows, "task", "measure").items())
-    for (task, measure), panel in panels[:MOST_SCORES]:
-        best = _best(panel)
-        if not best:
-            continue
-        line, beside = where(panel, method=best), []
-        for method, words in {"native_y": f"in {y}'s own", BASELINE: "is the baseline"}.items():
-            score = _score(panel, method)
-            if score:
-                beside.append(f"{score} {words}")
-        ends = interval_of(line[0], "score", ".1f", 100) if len(line) == 1 else ""
-        own = f", {' and '.join(beside)}" if beside else ""
-        text = f"Of {task} they read {measure} {_score(panel, best)}{ends}"
-        said.append(f"{text} in the states of the best map, {best}{own}.")
-    return " ".join(said)
+    said = f"States of {x} were mapped into the space of {y}, and read there by probes that were trained on {y} alone."
+    if not read:
+        read = ["No map is trained at every site, so none is compared with another."]
+    return " ".join([said, *read[:MOST_SCORES]])
 
 
 def _best(panel: Sequence[Row]) -> str:
@@ -114,33 +93,45 @@ def _score(panel: Sequence[Row], method: str, column: str = "score") -> str:
 
 
 def _percent(value: float | None) -> str:
-    value = number(value)
-    return "" if math.isnan(value) else f"{100 * value:z.1f}"
+    return blank(100 * number(value), "z.1f")
 
 
 def _read(rows: Sequence[Row]) -> list[str]:
-    """What probes read of each task through the best map, and where they read nothing of Y itself."""
-    said = []
-    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    """What probes read of each task in the states of the best map, of both models, and of the baseline."""
+    x, y, said = rows[0]["model_x"], rows[0]["model_y"], []
     for (task, measure), panel in grouped(rows, "task", "measure").items():
         best = _best(panel)
-        if best:
-            kept = _score(panel, best, "kept")
-            share = f" ({kept}% kept)" if kept else ""
-            of_x = _score(panel, "native_x")
-            own = f"; {x} under its own probe {of_x}" if of_x else ""
-            said.append(
-                f"{task}, {measure}, mean over sites: {_score(panel, 'native_y')} in {y}, its own states, "
-                f"{_score(panel, best)} through {best}{share}{own}."
-            )
-        nothing = []
+        if not best:
+            continue
+        text = f"Of {task} they read {measure} {_score(panel, best)} in the states of the best map, {best}"
+        kept = _score(panel, best, "kept")
+        if kept:
+            text += f" ({kept}% kept)"
+        others = {
+            "native_y": f"in {y}'s own",
+            "native_x": f"in {x}'s, by its own probe",
+            BASELINE: "is the baseline",
+        }
+        for method, words in others.items():
+            score = _score(panel, method)
+            if score:
+                text += f", {score} {words}"
+        said.append(f"{text}.")
+    return said
+
+
+def _not_read(rows: Sequence[Row]) -> list[str]:
+    """Where probes read nothing of Y itself."""
+    said = []
+    for (task, measure), panel in grouped(rows, "task", "measure").items():
+        sites = []
         for row in where(panel, method="native_y", kept=None):
-            nothing.append(f"{site_of(row)} ({_percent(row['score'])})")
-        if nothing:
+            sites.append(f"{site_of(row)} ({_percent(row['score'])})")
+        if sites:
             said.append(
-                f"{task}, {measure}: on its own states the probe of {y} is no better than the baseline "
-                f"({_score(panel, BASELINE)}) or on equal states at {', '.join(nothing)}, where no share that is kept "
-                "can be given."
+                f"{task}, {measure}: on its own states the probe of {panel[0]['model_y']} is no better than the "
+                f"baseline ({_score(panel, BASELINE)}) or on equal states at {', '.join(sites)}, where no share that "
+                "is kept can be given."
             )
     return said
 
@@ -187,7 +178,7 @@ def _restored(swaps: Sequence[Row], part: str) -> Lines:
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of scores: what is read down, sites across."""
     read = f"what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
-    title, sites = f"{route_name(rows[0])}: {read}", map(site_name, site_pairs(rows))
+    title, sites = f"{route_name(rows[0])}: {read}", site_names(site_pairs(rows))
     table = SiteTable(title, ["task", "read in"], ["kept"], {"": sites})
     for (task, measure, method), line in grouped(rows, "task", "measure", "method").items():
         role = line[0]["role"]
@@ -200,13 +191,12 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 def _twin_table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of penalties: what was swapped down, sites across."""
     swapped = "penalty of swapping what a probe reads, or other dimensions, nats"
-    title, sites = f"{route_name(rows[0])}: {swapped}", map(site_name, site_pairs(rows))
+    title, sites = f"{route_name(rows[0])}: {swapped}", site_names(site_pairs(rows))
     table = SiteTable(title, ["map", "part"], ["dimensions"], {"": sites})
     for (method, part, k), line in grouped(rows, "method", "part", "dimensions").items():
         cells = []
         for row in line:
-            text = "" if row["penalty"] is None else f"{row['penalty']:z.3f}"
-            cells.append(mark(text, row))
+            cells.append(mark(blank(row["penalty"], "z.3f"), row))
         table.add_row(method, part, str(k), *cells)
     return table
 

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, with_interval
-from aligners.reports.report import Row, distinct, grouped, known, mean, values, where
+from aligners.reports.report import Row, by_column, distinct, grouped, known, mean, values, where
 from aligners.reports.screen import SiteTable
 
 CODES = WORDS["codes"]  # what is sent by a code -> source, and whether it is the control task
@@ -114,7 +114,7 @@ def _compressions(axis: Axes, rows: Sequence[Row], title: str) -> None:
     """Draw compression by site: a line for the model, its untrained twin, and the control task."""
     sites = sites_read(rows)
     for place, (name, kind) in enumerate(CODES.items()):
-        here = {row["site"]: row for row in where(rows, **kind)}
+        here = by_column(where(rows, **kind), "site")
         look = drawing.line_look(place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
         line = (name, look, list(map(here.get, sites)))
         drawing.lines_by_site(axis, [line], "compression")

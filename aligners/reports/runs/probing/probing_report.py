@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, counted, in_words, listed, with_interval, with_short_names
+from aligners.reports.names import WORDS, counted, in_words, with_interval, with_short_names
 from aligners.reports.report import (
     Report,
     Row,
+    by_column,
     distinct,
     grouped,
     known,
     largest,
-    number,
     values,
     where,
 )
@@ -62,15 +62,14 @@ def report(
     """
     shown, codes = with_short_names(rows), with_short_names(codelengths)
     figures: dict[str, Callable[[], Figure]] = {"probing": partial(layers_figure, shown)}
-    if len(_ranks(shown)) > 1:
-        figures["probing_ranks"] = partial(ranks_figure, shown)
     if trees:
         figures["probing_trees"] = partial(trees_figure, with_short_names(trees))
     if codelengths:
         figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
     screen = [_table(line, model) for model, line in grouped(shown, "model").items()]
     findings = _what_was_read(meta) + unfinished(meta)
-    findings += _best_scores(shown) + _no_better(shown)
+    best = _best_scores(shown)
+    findings += best[MOST_SCORES:] + _mixes(shown) + _no_better(shown)
     return Report(
         "probing",
         meta,
@@ -78,7 +77,7 @@ def report(
         {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions},
         figures=figures,
         screen=screen + codes_tables(codes),
-        lead=lead(shown),
+        lead=lead(shown, best),
         sentences=findings + codes_in_words(codes, shown),
     )
 
@@ -132,15 +131,15 @@ def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
         rows: of that model, task and rank.
         sites: across.
     """
-    trained = {row["site"]: row for row in where(rows, source="model")}
-    untrained = {row["site"]: row for row in where(rows, source="untrained")}
+    trained = by_column(where(rows, source="model"), "site")
+    untrained = by_column(where(rows, source="untrained"), "site")
     lines = []
     for column, name in MEASURES[rows[0]["probe"]].items():
         lines.append(Line(name, 0, column, list(map(trained.get, sites))))
         if untrained:
             twins = list(map(untrained.get, sites))
             lines.append(Line(f"{name}, untrained", 1, column, twins))
-    controlled = {row["site"]: row for row in known(trained.values(), "control")}
+    controlled = by_column(known(trained.values(), "control"), "site")
     if controlled:
         cells = list(map(controlled.get, sites))
         lines.append(Line("control task", 2, "control", cells))
@@ -159,37 +158,20 @@ def _at(row: Row) -> str:
     return "in the mix" if row["site"] is None else f"at site {row['site']}"
 
 
-def _first_measure(row: Row) -> str:
-    return next(iter(MEASURES[row["probe"]].values()))
-
-
-def lead(rows: Sequence[Row]) -> str:
-    """Say how many tasks were probed, and the best scores of the first model beside those of its untrained twin.
+def lead(rows: Sequence[Row], best: Sequence[str]) -> str:
+    """Say how many tasks were probed, and the first of the best scores.
 
     Args:
         rows: of the report, with short names of models.
+        best: the sentences on the best scores.
     """
-    models = distinct(rows, "model")
+    models, tasks = distinct(rows, "model"), counted(len(distinct(rows, "task")), "task")
     who = models[0] if len(models) == 1 else f"{len(models)} models"
-    tasks, sentences = counted(len(distinct(rows, "task")), "task"), largest(rows, "n_sentences")
-    said = f"Probes of {tasks} were trained on the states of {who} and scored on {sentences:,} held-out sentences."
-    first = known(where(rows, model=models[0]), "score")
-    parts, worse = [], []
-    for task, line in grouped(where(first, source="model"), "task").items():
-        best = max(line, key=itemgetter("score"))
-        twin = largest(where(first, task=task, source="untrained"), "score")
-        measure = f"{_first_measure(best)} {in_words(best, 'score', '.1f', 100)}"
-        beside = "" if twin is None else f" (untrained twin {_score(twin)})"
-        parts.append(f"{task} {_at(best)}, {measure}{beside}")
-        if twin is not None and best["score"] <= twin:
-            worse.append(task)
-    if not parts:
-        return f"{said} None of them has a score that is a number."
-    of = f" of {models[0]}" if len(models) > 1 else ""
-    said += f" Best scores{of}: {'; '.join(parts[:MOST_SCORES])}."
-    if worse:
-        said += f" No better than the untrained twin: {listed(worse)}."
-    return said
+    sentences = f"{largest(rows, 'n_sentences'):,} held-out sentences"
+    said = f"Probes of {tasks} were trained on the states of {who} and scored on {sentences}."
+    if not best:
+        best = ["None of them has a score that is a number."]
+    return " ".join([said, *best[:MOST_SCORES]])
 
 
 def _what_was_read(meta: Row) -> list[str]:
@@ -233,27 +215,33 @@ def _of(rows: Sequence[Row], row: Row) -> str:
 def _best_scores(rows: Sequence[Row]) -> list[str]:
     """The best score of each model and task beside that at site 0, of the untrained twin, and its selectivity."""
     said = []
-    for model in grouped(rows, "model").values():
-        for task in grouped(known(model, "score"), "task", "probe").values():
-            read = where(task, source="model")
-            if not read:
-                continue
-            row = max(read, key=itemgetter("score"))
-            beside = [
-                f"{_score(lexical['score'])} at site 0" for lexical in where(read, site=0)[:1]
-            ]
-            twin = largest(where(task, source="untrained"), "score")
-            if twin is not None:
-                beside.append(f"at most {_score(twin)} untrained")
-            if row["selectivity"] is not None:
-                beside.append(f"selectivity {_score(row['selectivity'])}")
-            controls = f" ({', '.join(beside)})" if beside else ""
-            score = f"{_first_measure(row)} {_score(row['score'])}"
-            said.append(f"{_of(rows, row)}: {score} {_at(row)}{controls}.")
-        for row in known(model, "centre_of_gravity"):
-            centre = f"{row['centre_of_gravity']:.2f}"
-            mix = f"the learned mix has its centre of gravity at layer {centre}"
-            said.append(f"{_of(rows, row)}: {mix}.")
+    for line in grouped(known(rows, "score"), "model", "task", "probe").values():
+        read, twins = where(line, source="model"), where(line, source="untrained")
+        if not read:
+            continue
+        row = max(read, key=itemgetter("score"))
+        beside = []
+        for lexical in where(read, site=0)[:1]:
+            beside.append(f"{_score(lexical['score'])} at site 0")
+        if twins:
+            twin = largest(twins, "score")
+            verdict = "" if row["score"] > twin else ", no worse"
+            beside.append(f"at most {_score(twin)} untrained{verdict}")
+        if row["selectivity"] is not None:
+            beside.append(f"selectivity {_score(row['selectivity'])}")
+        measure = next(iter(MEASURES[row["probe"]].values()))
+        score = f"{measure} {in_words(row, 'score', '.1f', 100)} {_at(row)}"
+        controls = f" ({', '.join(beside)})" if beside else ""
+        said.append(f"{_of(rows, row)}: {score}{controls}.")
+    return said
+
+
+def _mixes(rows: Sequence[Row]) -> list[str]:
+    """Where the learned mixes of layers have their centre of gravity."""
+    said = []
+    for row in known(rows, "centre_of_gravity"):
+        centre = f"its centre of gravity at layer {row['centre_of_gravity']:.2f}"
+        said.append(f"{_of(rows, row)}: the learned mix has {centre}.")
     return said
 
 
@@ -340,24 +328,6 @@ def _drawn(
             look = drawing.line_look(colour, line.kind, DASHES[line.kind], drawing.MODEL_COLOURS)
             drawn.append((name, look, line.cells))
     return drawn
-
-
-def ranks_figure(rows: Sequence[Row]) -> Figure:
-    """Draw the scores of structural probes by rank, a line for each site of each model."""
-    shown = _measures(row for row in rows if row["probe"] != "edge")
-    figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
-    for axis, (task, column, name) in zip(axes, shown, strict=True):
-        read = where(rows, task=task, source="model")
-        ranks = _ranks(read)
-        for place, ((model, site), line) in enumerate(grouped(read, "model", "site").items()):
-            scores = {row["rank"]: 100 * number(row[column]) for row in line}
-            look = drawing.line_look(place, place, "-", drawing.MODEL_COLOURS)
-            heights = [scores[rank] for rank in ranks]
-            axis.plot(range(len(ranks)), heights, label=f"{model}, site {site}", **look)
-        axis.set_xticks(range(len(ranks)), map(str, ranks))
-        axis.set_title(f"{task}: {name}", fontsize=10)
-    drawing.dress(figure, axes, "rank of the probe", "score, in hundredths")
-    return figure
 
 
 def trees_figure(trees: Sequence[Row]) -> Figure:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from aligners.reports.drawing import LOOKS, Look, dress, panels
 from aligners.reports.names import (
     WORDS,
+    blank,
     fixed,
     in_words,
     plain_number,
@@ -238,7 +239,7 @@ def _fates(rows: Sequence[Row]) -> SiteTable:
     for row in rows:
         map_ = f"{row['map']}, {row['fitted_on']}"
         cells = [row["artefact"], row["kind"], site_of(row), map_, row["verdict"]]
-        cells.append("" if row["own_score"] is None else fixed(row["own_score"], PLACES))
+        cells.append(blank(row["own_score"], PLACES))
         for side in SIDES:
             for name in said:
                 hidden = name == "predicted" and forecast(row, side) is None

@@ -15,7 +15,7 @@ from aligners.reports.names import (
     percentage,
     plain_number,
     quoted,
-    site_name,
+    site_names,
     with_short_names,
 )
 from aligners.reports.report import (
@@ -238,7 +238,7 @@ def _on_weights(meta: Row) -> str:
 
 def _sites(rows: Sequence[Row]) -> SiteTable:
     title = "FVU: share of the new states' variance that the old states leave unexplained"
-    sites = map(site_name, site_pairs(rows))
+    sites = site_names(site_pairs(rows))
     table = SiteTable(title, ["old states"], [], {"site": sites})
     explained: dict[tuple[str, ...], list[str]] = {}
     for method, line in grouped(rows, "method").items():
@@ -299,7 +299,7 @@ def _on_what(name: str, rows: Sequence[Row]) -> list[SiteTable]:
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw by site what is left of the new states, with what rounding explains as a band, and what it costs."""
     columns = [column for column in PANELS if is_known(rows, column)]
-    methods, sites = grouped(rows, "method"), [site_name(pair) for pair in site_pairs(rows)]
+    methods, sites = grouped(rows, "method"), site_names(site_pairs(rows))
     figure, axes = panels(len(columns), 2, (4.6, 3.3), (1.8, 0.6))
     looks = method_looks([LOOKS.get(name, name) for name in methods])
     across = range(len(sites))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 
-from aligners.reports.names import aligned, route_name, site_name, site_of, span, with_short_names
+from aligners.reports.names import aligned, route_name, site_names, site_of, span, with_short_names
 from aligners.reports.report import Row, by_sites, grouped, known, site_pairs, where
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 
@@ -45,8 +45,10 @@ def generation_tables(rows: Sequence[Row], samples: Sequence[Row]) -> list[SiteT
 
 def _numbers(panel: list[Row]) -> SiteTable:
     first, pairs = panel[0], site_pairs(panel)
-    names = [site_name(pair) for pair in pairs]
-    of = first["model_x"] if first["model_x"] == first["model_y"] else route_name(first)
+    of = route_name(first)
+    if first["model_x"] == first["model_y"]:
+        of = first["model_x"]
+    names = site_names(pairs)
     across = {heading: names for heading, *_ in FIGURES.values()}
     table = SiteTable(f"Generated, {of}", ["method"], [], across)
     for name, line in grouped(panel, "method").items():

@@ -183,9 +183,6 @@ def test_the_report_states_the_price(found: Found, tmp_path: Path) -> None:
     assert "on rows of unseen token types" in shown.sentences[-2]
     assert "on the other text" in shown.sentences[-1]
     assert [path.name for path in write(shown, tmp_path)] == ["bijection.png"]
-    doubled = [*price.rows, *(row | {"size": 2 * SIZE} for row in price.rows if row["size"])]
-    assert set(report(price.meta, doubled).figures) == {"bijection", "bijection_sizes"}
-    report(price.meta, doubled).figures["bijection_sizes"]()
 
 
 def test_more_rows_than_memory_holds_are_refused(world: World) -> None:

@@ -222,9 +222,10 @@ def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
     about = {"model_x": "x", "model_y": "y", "task": "distance", "measure": "UUAS", "site_x": 1, "site_y": 2}
     roles = {"native_y": "ceiling", "native_x": "ceiling", "linear": "method", "mean": "floor", "baseline": "floor"}
     rows = [{**about, **weak, "method": name, "role": role} for name, role in roles.items()]
-    said = report({"unfinished": {"probes": 2, "of": 8}, "training": {"max_epochs": 60}}, rows).sentences
-    assert said == [
-        "distance, UUAS, mean over sites: 30.0 in y, its own states, 30.0 through linear; x under its own probe 30.0.",
+    made = report({"unfinished": {"probes": 2, "of": 8}, "training": {"max_epochs": 60}}, rows)
+    read = "Of distance they read UUAS 30.0 in the states of the best map, linear, 30.0 in y's own, 30.0 in x's, by its"
+    assert made.lead.endswith(f"{read} own probe, 30.0 is the baseline.")
+    assert made.sentences == [
         "distance, UUAS: on its own states the probe of y is no better than the baseline (30.0) or on equal states at "
         "1→2 (30.0), where no share that is kept can be given.",
         "2 of 8 probes were still learning after 60 epochs, the limit of `training.max_epochs`: with a higher one they "
@@ -261,11 +262,11 @@ def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
 
 def test_a_map_that_is_not_trained_is_compared_with_none(found: ProbesAcrossMaps) -> None:
     whole = report(found.meta, found.rows, **found.report_tables)
-    best = {said.split(" through ")[1].split(" ")[0] for said in whole.sentences if " through " in said}
+    best = {said.split("best map, ")[1].split(" ")[0].strip(",") for said in whole.findings if "best map" in said}
     told = [r | {"training": "diverged at step 3" if r["method"] in best else None} for r in found.rows]
     twin = [r | {"training": "diverged at step 3"} for r in found.report_tables["twin"] if r["method"] != "mean"]
     erased = [r for r in found.report_tables["twin"] if r["method"] == "mean"]
     made = report(found.meta, told, [*erased, *twin])
-    assert not any(f" through {name} (" in said for name in best for said in made.sentences)
+    assert not any(f"best map, {name}" in said for name in best for said in made.findings)
     assert not any("at best" in said for said in made.sentences)
     assert any(said.endswith("diverged at step 3.") for said in made.sentences)

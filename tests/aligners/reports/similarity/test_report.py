@@ -68,24 +68,13 @@ def test_blocks_of_all_models_hold_both_directions() -> None:
 
 def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_for() -> None:
     pairs = combinations_with_replacement([f"m{number}" for number in range(6)], 2)  # 15 of different models
-    found = [
-        row | {"value": row["value"] * (2 if "m4" in pair else 1)}
-        for pair in pairs
-        for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))
-    ]
+    found = [row for pair in pairs for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))]
     few, many = (report({}, found, [], [], each_pair=wanted) for wanted in (None, True))
-    assert set(few.figures) == {"diagonal_all", "all_cka", "all_r2"}
+    assert set(few.figures) == {"all_cka", "all_r2"}
     assert few.screen == []
     assert "15 pairs of models" in few.sentences[0]
     assert len(many.figures) == 21 + 15 + 2
     assert len(many.screen) == 15
-    blocks = [row | {"layer_x": row["layer_x"] + 1, "layer_y": row["layer_y"] + 1} for row in found]
-    panel = report({}, blocks, [], []).figures["diagonal_all"]().axes[0]
-    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1", "2", "3"]
-    heights = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) == 3]
-    assert len(heights) == 16
-    assert heights[-1].tolist() == pytest.approx([0.0, 0.11, 0.22])  # the median
-    assert any(one.tolist() == pytest.approx([0.0, 0.055, 0.11]) for one in heights)  # two layers, stretched
 
 
 def test_tables_hold_every_row_and_models_in_deep_folders_make_files_that_a_disk_takes() -> None:

@@ -210,22 +210,6 @@ def test_without_baselines_or_other_models_nothing_is_said_of_them() -> None:
     assert all("themselves" in sentence for sentence in said(where(stitched(), same_model=True)).splitlines())
 
 
-def test_groups_are_compared_with_their_own_routes() -> None:
-    """Routes between the groups cost 1 + a little for each model, those within .1; the first site says nothing."""
-    rows = [
-        row | {"penalty": 0.1 + 0.001 * int(row["model_x"][1:]) + (row["site_x"] == 2) * between}
-        for row in stitched(EIGHT, (1, 2))
-        if row["site_x"] is not None
-        for between in [(row["model_x"] in GROUPS["good"]) != (row["model_y"] in GROUPS["good"])]
-    ]
-    words = "identity: good-to-poor costs more than routes within good and within poor at 1 of 2 sites"
-    assert f"{words}, beyond the intervals over models at 1." in said(rows, GROUPS)
-    assert "→" not in said(rows, GROUPS)
-    few = {name: models[:2] for name, models in GROUPS.items()}
-    four = [row for row in rows if {row["model_x"], row["model_y"]} <= {*few["good"], *few["poor"]}]
-    assert f"{words}.\n" in said(four, few)  # too few models for an interval over them
-
-
 def test_a_layer_that_is_not_trained_is_marked_and_no_finding_speaks_of_it() -> None:
     rows = [r | {"training": "untrained start (linear)"} if r["method"] == "affine_norm" else r for r in stitched()]
     made = report(rows)
