@@ -368,7 +368,7 @@ def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
         assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
         assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
         assert {found[name]["fitted_on"] for name in (*SITED, *CLOSED_FORMS)} == {kind}
-    assert f"x → {world.model_y}, rows: {kind}: The closest map" in reading(rows)
+    assert f"x → {world.model_y}, rows: {kind}: mapped states were compared" in reading(rows)
 
 
 def _row(states: Tensor, kind: str) -> Tensor:
