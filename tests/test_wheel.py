@@ -122,7 +122,7 @@ def test_it_runs_from_an_empty_folder(installed: Path, world: World, tmp_path: P
         ["train", "fit", "--config", "inn", *few, *text, *models, "--data.sites", "1", "--run", "fit"],
         ["evaluate", "inject", "--checkpoints+", "fit/aligners.safetensors", "--closed_form", "[]", "--run", "report"],
         ["evaluate", "show", "report"],
-        ["study", "run", file, "--rate", "1e12"],
+        ["study", "run", file],
     ]
     (tmp_path / "chain.py").write_text(CHAIN)
     given = [str(installed / "bin" / "aligners"), json.dumps(commands)]
