@@ -10,7 +10,8 @@ from torch import Tensor
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.controls import jackknife_interval, matching_layers
 from aligners.similarity.passes.pass_plan import Tile
-from aligners.similarity.passes.sums import FAR_VALUES, Matching, TileSums, joined
+from aligners.similarity.passes.streams import FAR_VALUES
+from aligners.similarity.passes.sums import Matching, TileSums, joined
 
 OF_STATES = ("standardised", *FAR_VALUES.values())  # streams without attention
 Grids = dict[str, Tensor]  # direction -> (L_x, L_y), or both ends of intervals, (2, L_x, L_y)

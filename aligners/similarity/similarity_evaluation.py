@@ -21,10 +21,11 @@ from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.one_pass import PassRun
-from aligners.similarity.passes.pass_plan import Pass, PassCosts, Settings, in_words, plan_passes
-from aligners.similarity.passes.ranks import alone, collected, from_first, ranks, this_rank
+from aligners.similarity.passes.pass_memory import PassMemory
+from aligners.similarity.passes.pass_plan import Pass, Settings, in_words, plan_passes
+from aligners.similarity.passes.ranks import collected, from_first, this_rank
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
-from aligners.similarity.passes.sums import FAR_VALUES, Shape, streams_of
+from aligners.similarity.passes.streams import FAR_VALUES, Shape, streams_of
 from aligners.similarity.similarity_tables import (
     PairFigures,
     Row,
@@ -46,7 +47,6 @@ OWN = (
     "seed",
     "products",
 )  # options that decide the figures
-EVEN = 4  # so many passes for each process keep all of them busy
 
 
 class SimilarityEvaluation(pl.LightningModule):
@@ -198,9 +198,11 @@ class SimilarityEvaluation(pl.LightningModule):
         self._choose_passes()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
         layers = [
-            self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits
+            self._settings.layers_read(self.passes[number])
+            for number in self._to_run
+            for _ in splits
         ]
-        data.plan(splits * len(self._mine), layers, alone=self._own_passes)
+        data.plan(splits * len(self._to_run), layers)
         self.announced = max(this.bytes for this in self.passes)
         if self.trainer.is_global_zero:
             besides = "besides its models" if device.type == "cpu" else "with its models"
@@ -223,10 +225,10 @@ class SimilarityEvaluation(pl.LightningModule):
         sizes = int(longest.sum()), len(longest) * int(longest.max()) ** 2
         # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
         copies = int(device.type != "cpu") + int(self._fits)
-        costs = PassCosts(self._settings, *sizes, [copies * model.nbytes for model in self.models])
-        return plan_passes(
-            [shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit
-        )
+        weights = [copies * model.nbytes for model in self.models]
+        memory = PassMemory(self._settings, *sizes, weights)
+        layers = [shape.layers for shape in self.shapes]
+        return plan_passes(layers, self.pairs, memory.of, limit)
 
     def _begun(self, limit: int) -> int:
         """The limit of the run that is gone on with, if passes are kept; else the one given.
@@ -248,22 +250,15 @@ class SimilarityEvaluation(pl.LightningModule):
         return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
 
     def _choose_passes(self) -> None:
-        """Look which passes are finished, and choose those of this process.
-
-        Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
-        texts of every pass, but no sums are sent. One pass is always made again, so that there is something to run.
-        """
-        if (saved := self.saved) is not None:
-            every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
-            self._finished = {
-                number: part for number, part in enumerate(every[:-1]) if part is not None
-            }
-        missing = [number for number in range(len(self.passes)) if number not in self._finished]
-        ranks, whole = self.trainer.world_size, self.trainer.limit_test_batches == 1.0
-        even = len(self.passes) % ranks == 0 or len(self.passes) >= EVEN * ranks
-        self._own_passes = ranks > 1 and whole and even
-        self._to_save = missing[self.trainer.global_rank :: ranks] if self._own_passes else missing
-        self._mine = self._to_save or missing[-1:]
+        """Look which passes are finished. One is always made again, so that there is something to run."""
+        saved, last = self.saved, len(self.passes) - 1
+        if saved is not None:
+            load = saved.load
+            every = from_first(lambda: [load(n, this) for n, this in enumerate(self.passes)])
+            for number, figures in enumerate(every):
+                if figures is not None and number != last:
+                    self._finished[number] = figures
+        self._to_run = [n for n in range(len(self.passes)) if n not in self._finished]
         if self._finished and self.trainer.is_global_zero:
             logger.warning(
                 "Going on: %d of %d passes are finished.", len(self._finished), len(self.passes)
@@ -303,39 +298,37 @@ class SimilarityEvaluation(pl.LightningModule):
         """Begin a pass, with the first texts that it reads."""
         splits = self._stream.splits
         if splits[self._place] == splits[0]:
-            self._number = self._mine[self._place * len(self._mine) // len(splits)]
-            with alone(self._own_passes):
-                self._run = PassRun(self.passes[self._number], self._settings)
+            self._number = self._to_run[self._place * len(self._to_run) // len(splits)]
+            self._run = PassRun(self.passes[self._number], self._settings)
 
     def _leave(self) -> None:
         """End the texts that were read last."""
         if self._place < 0:
             return
         self._stream.reader.check.flush()
-        with alone(self._own_passes):
-            if self._stream.splits[self._place] == "fit":
-                self._run.end_fit()
-            else:
-                self._end_pass()
+        if self._stream.splits[self._place] == "fit":
+            self._run.end_fit()
+        else:
+            self._end_pass()
 
     def _end_pass(self) -> None:
         """Measure what the pass has summed, and forget it."""
         self._run.end()
-        mine = self._run.mine(this_rank())
-        count = len(self._run.this.tiles[this_rank() :: ranks()])
-        shown = track(mine, "Measuring", count, disable=hidden(self.trainer))
-        tiles = [
-            TileFigures.of(tile, self.measures, sums, self._settings.matching(tile))
-            for tile, sums in shown
-        ]
-        norms = {
-            (span.model, span.first): nuclear_norm(scatter).cpu()
-            for span, scatter in self._run.scatters()
-        }
-        every = [figures for some in collected(tiles) for figures in some]
-        self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
-        if self.saved is not None and this_rank() == 0 and self._number in self._to_save:
-            self.saved.save(self._number, self._finished[self._number])
+        mine = self._run.mine()
+        measured = []
+        for tile in track(mine, "Measuring", len(mine), disable=hidden(self.trainer)):
+            sums, matching = self._run.take(tile), self._settings.matching(tile)
+            measured.append(TileFigures.of(tile, self.measures, sums, matching))
+        norms = {}
+        for span, scatter in self._run.scatters():
+            norms[span.model, span.first] = nuclear_norm(scatter).cpu()
+        tiles = []
+        for of_rank in collected(measured):
+            tiles += of_rank
+        figures = PassFigures(tiles, norms, int(self._run.rows))
+        self._finished[self._number] = figures
+        if self.saved is not None and this_rank() == 0:
+            self.saved.save(self._number, figures)
         del self._run
 
     # ------------------------------------------------------------------ after
@@ -343,11 +336,6 @@ class SimilarityEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """End the last pass, and make the tables of all."""
         self._leave()
-        self._finished = {
-            number: part
-            for finished in collected(self._finished)
-            for number, part in finished.items()
-        }
         every = [self._finished[number] for number in sorted(self._finished)]
         tiles = [figures for part in every for figures in part.tiles]
         pairs: dict[tuple[int, int], PairFigures] = {}

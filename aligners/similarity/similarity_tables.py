@@ -11,7 +11,7 @@ from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.functional.canonical_correlations import MOST_BY_CHANCE
 from aligners.similarity.functional.summaries import angular_distance, localization
 from aligners.similarity.outcome import Grids, TileFigures
-from aligners.similarity.passes.sums import FAR_VALUES
+from aligners.similarity.passes.streams import FAR_VALUES
 
 Row = dict[str, Any]
 Values = Mapping[tuple[int, int, str], Grids]  # models and measure -> direction -> (L_x, L_y)

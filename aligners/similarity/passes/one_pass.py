@@ -1,7 +1,7 @@
 """One pass over the texts: sums batches for its tiles, and ends with what their measures are computed from."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,12 +11,13 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import constant_features
 from aligners.similarity.controls import Draw
-from aligners.similarity.functional.attention import fold, word_pairs
+from aligners.similarity.functional.attention import fold
 from aligners.similarity.passes.pass_plan import Pass, Settings, Span, Tile
-from aligners.similarity.passes.ranks import ranks, summed
-from aligners.similarity.passes.sums import FAR_VALUES, BatchRows, Given, SpanSums, Stream, TileSums
+from aligners.similarity.passes.ranks import ranks, summed, this_rank
+from aligners.similarity.passes.streams import FAR_VALUES, BatchRows, ModelRows, Stream
+from aligners.similarity.passes.sums import Given, SpanSums, TileSums, given_of
 
-Side = tuple[str, Span]  # by which name a model's rows go, and which of its layers
+Side = tuple[str, Span]  # whether a model's rows are X's or Y's, and which of its layers
 
 
 class FeatureScales:
@@ -29,9 +30,8 @@ class FeatureScales:
     """
 
     def __init__(self, layers: int, width: int, device: torch.device | None = None) -> None:
-        self._sums = torch.zeros(
-            3, layers, width, dtype=torch.float64, device=device
-        )  # of 1, x and x²
+        # of 1, x and x²
+        self._sums = torch.zeros(3, layers, width, dtype=torch.float64, device=device)
 
     def update(self, states: Tensor) -> None:
         """Add rows: (L, N, d)."""
@@ -45,7 +45,8 @@ class FeatureScales:
         n, sums, squares = summed(self._sums)
         mean = sums / n
         variance = squares / n - mean.square()
-        return mean, variance.where(~constant_features(variance, mean), 1).sqrt()
+        varies = ~constant_features(variance, mean)
+        return mean, variance.where(varies, 1).sqrt()
 
 
 class PassRun:
@@ -57,21 +58,22 @@ class PassRun:
     """
 
     def __init__(self, this: Pass, settings: Settings) -> None:
-        self.this, self.settings, self.layers = this, settings, settings.numbers(this)
-        self.streams = {
-            stream.name: _StreamSums(stream, this, settings) for stream in settings.streams
-        }
+        self.this, self.settings = this, settings
+        self.layers = settings.layers_read(this)
+        self.rows = torch.zeros((), dtype=torch.float64, device=settings.device)
+        self.streams: dict[str, StreamSums] = {}
+        for stream in settings.streams:
+            self.streams[stream.name] = StreamSums(stream, this, settings)
+
         self.twins: dict[int, FrozenModel] = {}
         self.scales: dict[int, FeatureScales] = {}
+        self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
         for m in this.models:
+            width = settings.shapes[m].width
             if "untrained" in self.streams:
                 self.twins[m] = settings.reader.models[m].untrained(settings.seed + m)
             if "standardised" in self.streams:
-                self.scales[m] = FeatureScales(
-                    len(self.layers[m]), settings.shapes[m].width, settings.device
-                )
-        self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
-        self.rows = torch.zeros((), dtype=torch.float64, device=settings.device)
+                self.scales[m] = FeatureScales(len(self.layers[m]), width, settings.device)
 
     def add(self, batch: LayerBatch, split: Split, group: int) -> None:
         """Add one batch, all of whose texts belong to one group."""
@@ -80,30 +82,34 @@ class PassRun:
         else:
             for m, scales in self.scales.items():
                 scales.update(batch.states[m])
-        for name, rows in self._rows(batch, split):
-            self.streams[name].update(rows, group)
+        observed = self._observed(batch)
+        for sums in self.streams.values():
+            if sums.stream.split == split and sums.tiles:
+                rows = self._rows_of(sums.stream, batch, observed)
+                sums.update(rows, group)
 
     def end_fit(self) -> None:
         """Take mean and deviation of every feature over the fitting texts of all ranks."""
-        self.scaling = {m: scales.compute() for m, scales in self.scales.items()}
+        for m, scales in self.scales.items():
+            self.scaling[m] = scales.compute()
 
     def end(self) -> None:
         """Add up all ranks, which get the tiles in turn."""
         self.rows, self.twins = summed(self.rows), {}
-        for stream in self.streams.values():
-            stream.end()
+        for sums in self.streams.values():
+            sums.end()
 
-    def mine(self, rank: int) -> Iterator[tuple[Tile, dict[str, TileSums]]]:
-        """The tiles that a rank measures, each with its sums by stream, once the pass has ended; it gives them away."""
-        for tile in self.this.tiles[rank :: ranks()]:
-            yield (
-                tile,
-                {
-                    name: sums.tiles.pop(tile)
-                    for name, sums in self.streams.items()
-                    if tile in sums.tiles
-                },
-            )
+    def mine(self) -> list[Tile]:
+        """The tiles that this rank measures."""
+        return list(self.this.tiles[this_rank() :: ranks()])
+
+    def take(self, tile: Tile) -> dict[str, TileSums]:
+        """The sums of a tile by stream, once the pass has ended; they are given away."""
+        taken = {}
+        for name, sums in self.streams.items():
+            if tile in sums.tiles:
+                taken[name] = sums.tiles.pop(tile)
+        return taken
 
     def scatters(self) -> Iterator[tuple[Span, Tensor]]:
         """The spans of the pass with their centred scatter matrices (L, d, d), once the pass has ended."""
@@ -113,65 +119,62 @@ class PassRun:
 
     # ------------------------------------------------------------------ the rows of each stream
 
-    def _rows(self, batch: LayerBatch, split: Split) -> Iterator[tuple[str, BatchRows]]:
-        """The rows of every stream that reads this split."""
-        attention: Sequence[Any] = batch.attention or [None] * len(batch.states)
-        rows = self._folded(batch, {m: (batch.states[m], attention[m]) for m in self.this.models})
-        for name, sums in self.streams.items():
-            if sums.stream.split != split or not sums.tiles:
-                continue
-            if sums.stream.share is not None:
-                yield name, rows.rolled(sums.stream.share)
-            elif name == "untrained":
-                read, layers = self.settings.reader.read_model, self.layers
-                yield (
-                    name,
-                    self._folded(
-                        batch,
-                        {m: read(twin, batch, m, layers[m]) for m, twin in self.twins.items()},
-                    ),
-                )
-            elif name in FAR_VALUES.values():
-                beside = batch.counterpart
-                yield (
-                    name,
-                    self._folded(beside, {m: (beside.states[m], None) for m in self.this.models}),
-                )
-            elif name == "standardised":
-                yield (
-                    name,
-                    rows._replace(of=lambda m, side: (self._scaled(batch.states[m], m), None)),
-                )
-            else:
-                yield name, rows
+    def _observed(self, batch: LayerBatch) -> BatchRows:
+        """The rows as they are."""
+        states = {m: batch.states[m] for m in self.this.models}
+        attention = {}
+        if batch.attention is not None:
+            attention = {m: batch.attention[m] for m in self.this.models}
+        return self._folded(batch, states, attention)
 
-    def _scaled(self, states: Tensor, m: int) -> Tensor:
+    def _rows_of(self, stream: Stream, batch: LayerBatch, observed: BatchRows) -> BatchRows:
+        """The rows of a batch in one of the streams."""
+        if stream.share is not None:
+            return observed.rolled(stream.share)
+        if stream.name == "untrained":
+            return self._untrained(batch)
+        if stream.name in FAR_VALUES.values():
+            beside = batch.counterpart
+            return self._folded(beside, {m: beside.states[m] for m in self.this.models}, {})
+        if stream.name == "standardised":
+            rows = {m: self._standardised(batch.states[m], m) for m in self.this.models}
+            return observed._replace(x=rows, y=rows)
+        return observed
+
+    def _untrained(self, batch: LayerBatch) -> BatchRows:
+        """The rows that the untrained twins have of the same texts."""
+        states, attention = {}, {}
+        for m, twin in self.twins.items():
+            read = self.settings.reader.read_model(twin, batch, m, self.layers[m])
+            states[m], attention[m] = read
+        return self._folded(batch, states, attention)
+
+    def _standardised(self, states: Tensor, m: int) -> ModelRows:
         """The states by mean and deviation of each feature on the fitting texts."""
         mean, deviation = self.scaling[m]
-        return (states.double() - mean[:, None]) / deviation[:, None]
+        return ModelRows((states.double() - mean[:, None]) / deviation[:, None])
 
-    def _folded(self, batch: LayerBatch, read: Mapping[int, tuple[Tensor, Any]]) -> BatchRows:
-        """Rows from the states and attention of each model, with attention folded to the words that all models have."""
+    def _folded(
+        self,
+        batch: LayerBatch,
+        states: Mapping[int, Tensor],
+        attention: Mapping[int, Sequence[Tensor]],
+    ) -> BatchRows:
+        """Rows of each model, with attention, if it is wanted, between the words that all models have."""
         words = batch.text[:0]
-        by_model: dict[int, tuple[Tensor, Tensor | None]] = {
-            m: (states, None) for m, (states, _) in read.items()
-        }
-        if self.settings.attention:
-            counts, places = (
-                cast(Tensor, batch.texts.word_count),
-                cast(tuple[Tensor, ...], batch.texts.words),
-            )
+        rows = {m: ModelRows(values) for m, values in states.items()}
+        if self.settings.attention and attention:
+            counts = cast(Tensor, batch.texts.word_count)
+            places = cast(tuple[Tensor, ...], batch.texts.words)
             some = counts > 0
             words = counts[some]
-            for m, (states, attention) in read.items() if len(words) else ():
-                by_model[m] = (
-                    states,
-                    fold([block[some] for block in attention], places[m][some], words),
-                )
-        return BatchRows(batch.text, batch.token, words, lambda m, side: by_model[m])
+            for m, weights in attention.items() if len(words) else ():
+                blocks = [block[some] for block in weights]
+                rows[m] = ModelRows(states[m], fold(blocks, places[m][some], words))
+        return BatchRows(batch.text, batch.token, words, rows, rows)
 
 
-class _StreamSums:
+class StreamSums:
     """What a pass keeps of one stream.
 
     Args:
@@ -181,58 +184,50 @@ class _StreamSums:
     """
 
     def __init__(self, stream: Stream, this: Pass, settings: Settings) -> None:
-        self.stream, self.this, device = stream, this, settings.device
+        self.stream, self.this = stream, this
         # the same rows for every pair of models, whatever else is in this pass
         self.ahead = not any(model.causal for model in settings.reader.models)
-        self.draws = {budget: Draw(budget, settings.seed, device) for budget in stream.budgets}
+        self.draws: dict[int, Draw] = {}
+        for budget in stream.budgets:
+            self.draws[budget] = Draw(budget, settings.seed, settings.device)
         tiles = [tile for tile in this.tiles if stream.covers(tile.pair)]
+
         groups: dict[Side, int] = {}
         for tile in tiles:
-            groups |= {
-                side: max(stream.groups_of(tile.pair), groups.get(side, 1))
-                for side in self._sides(tile)
-            }
+            for side in self._sides(tile):
+                groups[side] = max(stream.groups_of(tile.pair), groups.get(side, 1))
         self.sides: dict[Side, SpanSums] = {}
-        for (name, span), count in groups.items():
-            shape, heads = settings.shapes[span.model]._replace(layers=span.size), span.first == 0
-            self.sides[name, span] = SpanSums(
-                stream, shape, count, settings.attention and heads, device
-            )
+        for side, count in groups.items():
+            span = side[1]
+            heads = settings.attention and span.first == 0
+            shape = settings.shape_of(span)
+            self.sides[side] = SpanSums(stream, shape, count, heads, settings.device)
+
         self.tiles: dict[Tile, TileSums] = {}
         for tile in tiles:
-            x, y = (self.sides[side] for side in self._sides(tile))
-            count, heads = stream.groups_of(tile.pair), settings.attention and tile.leads
+            x, y = self._sides(tile)
             self.tiles[tile] = TileSums(
-                stream, x, y, settings.matching(tile), count, heads, settings.products
+                stream,
+                self.sides[x],
+                self.sides[y],
+                settings.matching(tile),
+                stream.groups_of(tile.pair),
+                settings.attention and tile.leads,
+                settings.products,
             )
-
-    def _sides(self, tile: Tile) -> tuple[Side, Side]:
-        name_x, name_y = self.stream.sides
-        return (name_x, tile.x), (name_y, tile.y)
 
     def update(self, rows: BatchRows, group: int) -> None:
         """Add a batch."""
-        admitted = {
-            budget: draw.admit(rows.text, rows.token) for budget, draw in self.draws.items()
-        }
+        admitted = {}
+        for budget, draw in self.draws.items():
+            admitted[budget] = draw.admit(rows.text, rows.token)
+        given: dict[Side, Given] = {}
         for side, sums in self.sides.items():
-            sums.update(self._given(rows, side), group, admitted)
+            given[side] = self._given(rows, side)
+            sums.update(given[side], group, admitted)
         for tile, sums_of_both in self.tiles.items():
-            x, y = (self._given(rows, side) for side in self._sides(tile))
-            sums_of_both.update(x, y, group)
-        for sums in self.sides.values():
-            sums.shifted = {}
-
-    def _given(self, rows: BatchRows, side: Side) -> Given:
-        """What a batch has of one side."""
-        name, span = side
-        states, weights = rows.of(span.model, name)
-        given = {"moments": states[self.this.of(span)]}
-        if weights is not None and len(rows.words):
-            given |= {"heads": weights, "words": rows.words}
-            if "head_moments" in self.stream.families:
-                given["head_moments"] = word_pairs(weights, rows.words, self.ahead)
-        return given
+            x, y = self._sides(tile)
+            sums_of_both.update(given[x], given[y], group)
 
     def end(self) -> None:
         """Add up all ranks."""
@@ -241,7 +236,18 @@ class _StreamSums:
         texts = {budget: draw.text for budget, draw in self.draws.items()}
         means = {side: sums.means() for side, sums in self.sides.items()}
         for tile, sums in self.tiles.items():
-            x, y = (means[side] for side in self._sides(tile))
-            sums.end(x, y, self.this.tiles.index(tile) % ranks(), texts)
+            x, y = self._sides(tile)
+            owner = self.this.tiles.index(tile) % ranks()
+            sums.end(means[x], means[y], owner, texts)
         for side, sums_of_one in self.sides.items():
             sums_of_one.end(means[side], self.draws)
+
+    def _sides(self, tile: Tile) -> tuple[Side, Side]:
+        name_x, name_y = self.stream.sides
+        return (name_x, tile.x), (name_y, tile.y)
+
+    def _given(self, rows: BatchRows, side: Side) -> Given:
+        """What a batch has of one side."""
+        name, span = side
+        states, heads = (rows.x if name == "x" else rows.y)[span.model]
+        return given_of(self.stream, states[self.this.of(span)], heads, rows.words, self.ahead)

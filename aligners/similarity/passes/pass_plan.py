@@ -1,33 +1,17 @@
 """Plans the passes over the texts: which pairs of models are summed in each, so that all fit in the memory."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from math import isqrt
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import torch
 
 from aligners.datamodules.layers import LayerReader
 from aligners.errors import UserError
-from aligners.similarity.algebra.moments import TILE
-from aligners.similarity.algebra.pairs import BLOCK, by_gram
 from aligners.similarity.controls import matching_layers
-from aligners.similarity.passes.sums import Matching, Shape, Stream
-
-MOST_BLOCKS = 24  # sizes of blocks that are tried
-DOUBLE, SINGLE = 8, 4  # bytes
-# Copies that are there at once, as measured by benchmarks/similarity_memory.py:
-BATCH = 6  # of a batch's rows of one model, in double precision
-WORDS = 5  # of a batch's attention weights of one model, in double precision
-PAIR = 12  # of a few layer pairs of the moments between two
-BLOCKS, LAYER = (
-    4,
-    4,
-)  # of a block of all layers' rows and Gram matrices, and of a layer of a sample of rows
-FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
-DISTANCES, FEW = 1.5, 2000  # of all pairs of rows, for samples of at most so many: those of RBF CKA
+from aligners.similarity.passes.streams import Shape, Stream
 
 
 @dataclass(frozen=True, order=True)
@@ -59,19 +43,22 @@ class Tile(NamedTuple):
 
     Attributes:
         x: of X; y: of Y.
-        leads: the first tile of its pair of models: it has what a pair keeps of attention, which is never divided.
-        whole: the only tile of its pair.
+        whole: whether these are all layers of both models.
     """
 
     x: Span
     y: Span
-    leads: bool = True
     whole: bool = True
 
     @property
     def pair(self) -> tuple[int, int]:
         """Numbers of the two models."""
         return self.x.model, self.y.model
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has what a pair of models keeps of attention, which is never divided."""
+        return self.x.first == self.y.first == 0
 
 
 @dataclass(frozen=True)
@@ -98,17 +85,24 @@ class Pass:
 
     def positions(self, model: int) -> list[int]:
         """Positions of the layers that are read of a model, among all of its layers that are compared."""
-        return [
-            place
-            for span in self.spans
-            if span.model == model
-            for place in range(span.first, span.end)
-        ]
+        positions: list[int] = []
+        for span in self.spans:
+            if span.model == model:
+                positions += range(span.first, span.end)
+        return positions
 
     def of(self, span: Span) -> slice:
         """Where the layers of a span are among those that are read of its model."""
         start = self.positions(span.model).index(span.first)
         return slice(start, start + span.size)
+
+
+def spans_of(tiles: Sequence[Tile]) -> list[Span]:
+    """The spans of tiles, each once, in order."""
+    spans: set[Span] = set()
+    for tile in tiles:
+        spans |= {tile.x, tile.y}
+    return sorted(spans)
 
 
 class Settings(NamedTuple):
@@ -135,85 +129,59 @@ class Settings(NamedTuple):
         """Whether some measure needs attention weights."""
         return any(shape.blocks for shape in self.shapes)
 
-    def matching(self, tile: Tile) -> Matching:
+    def shape_of(self, span: Span) -> Shape:
+        """Sizes of its model, with the layers of the span."""
+        return self.shapes[span.model]._replace(layers=span.size)
+
+    def matching(self, tile: Tile) -> list[tuple[int, int]]:
         """Positions in a tile of matching layers, for which there are intervals."""
-        x, y = (self.reader.layers[span.model] for span in (tile.x, tile.y))
-        pairs = (
-            (x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y)
-        )
-        return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
+        layers_x, layers_y = self.reader.layers[tile.x.model], self.reader.layers[tile.y.model]
+        positions = []
+        for layer_x, layer_y in matching_layers(layers_x, layers_y):
+            a = layers_x.index(layer_x) - tile.x.first
+            b = layers_y.index(layer_y) - tile.y.first
+            if 0 <= a < tile.x.size and 0 <= b < tile.y.size:
+                positions.append((a, b))
+        return positions
 
-    def numbers(self, this: Pass) -> list[list[int]]:
+    def layers_read(self, this: Pass) -> list[list[int]]:
         """Numbers of the layers that a pass reads, of each model."""
-        return [
-            [layers[place] for place in this.positions(m)]
-            for m, layers in enumerate(self.reader.layers)
-        ]
-
-
-class Needs(NamedTuple):
-    """Bytes that a tile takes.
-
-    Attributes:
-        shared: bytes that tiles with the same key share: of the model, and of what is kept of its layers.
-        own: bytes that the tile shares with no other.
-        work: what it takes for a while to compute its measures.
-    """
-
-    shared: Mapping[Hashable, int]
-    own: int
-    work: int
+        read = []
+        for m, layers in enumerate(self.reader.layers):
+            read.append([layers[place] for place in this.positions(m)])
+        return read
 
 
 def plan_passes(
     layers: Sequence[int],
     pairs: Sequence[tuple[int, int]],
-    needs_of: Callable[[Tile], Needs],
-    fixed: int,
+    bytes_of: Callable[[Sequence[Tile]], int],
     limit: int,
 ) -> list[Pass]:
-    """Divide pairs of models into passes, each within the limit, such that models are read few times.
+    """Divide pairs of models into passes, each within the limit, which are filled as far as it goes.
 
-    Pairs are taken in blocks that share models, and a pass is filled as far as it goes; of several sizes of blocks the
-    one is chosen that reads the fewest models over all passes. Where a pair alone is too large, the layers of all
-    models are cut into as few spans as make a tile fit.
+    Where a pair alone is too large, the layers of all models are cut into as few spans as fit.
 
     Args:
         layers: number of layers of each model.
         pairs: numbers of the models of each pair.
-        needs_of: bytes that a tile takes.
-        fixed: bytes that every pass takes.
+        bytes_of: the memory that tiles take together in one pass.
         limit: bytes.
 
     Raises:
         ValueError: not even one layer of each of two models fits.
     """
-    for cuts in range(1, max(layers) + 1):
-        needs = {tile: needs_of(tile) for pair in pairs for tile in _tiles_of(pair, layers, cuts)}
-        most = fixed + max(
-            sum(need.shared.values()) + need.own + need.work for need in needs.values()
-        )
+    for parts in range(1, max(layers) + 1):
+        tiles: list[Tile] = []
+        for pair in pairs:
+            tiles += _tiles_of(pair, layers, parts)
+        most = max(bytes_of([tile]) for tile in tiles)
         if most <= limit:
-            break
-    else:
-        raise UserError(
-            f"Expected `memory` for at least one layer of each of two models, {most / 1e9:.3g} GB, but got "
-            f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
-        )
-    spans = spans_of(list(needs))
-    smallest = max(
-        1, min(need.own for need in needs.values())
-    )  # a measure of texts, such as RSA, keeps none of pairs
-    at_once = max(1, limit // smallest)  # tiles, at most
-    largest = min(len(spans), isqrt(2 * at_once) + 1)
-    plans = []
-    for size in sorted(
-        {max(1, largest * step // MOST_BLOCKS) for step in range(1, MOST_BLOCKS + 1)}
-    ):
-        plans.append(list(_filled(_in_blocks(list(needs), spans, size), needs, fixed, limit)))
-        if len(plans[-1]) == 1:
-            break
-    return min(plans, key=lambda plan: (sum(len(this.models) for this in plan), len(plan)))
+            return _filled(tiles, bytes_of, limit)
+    raise UserError(
+        f"Expected `memory` for at least one layer of each of two models, {most / 1e9:.3g} GB, but got "
+        f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
+    )
 
 
 def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
@@ -223,137 +191,45 @@ def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
         passes: all of them.
         models: names of the models.
     """
-    times: dict[int, list[str]] = {}
+    names_by_times: dict[int, list[str]] = {}
     for m, name in enumerate(models):
-        times.setdefault(sum(m in one.models for one in passes), []).append(name)
-    text = "; ".join(
-        f"{', '.join(names) if len(times) > 1 else 'every model'} {count} time{'s' * (count != 1)}"
-        for count, names in sorted(times.items())
-    )
-    return f"{len(passes)} pass{'es' * (len(passes) != 1)} over the texts, and reads {text}"
+        times = sum(m in this.models for this in passes)
+        names_by_times.setdefault(times, []).append(name)
+    parts = []
+    for times, names in sorted(names_by_times.items()):
+        who = ", ".join(names) if len(names_by_times) > 1 else "every model"
+        parts.append(f"{who} {times} time{'s' * (times != 1)}")
+    count = f"{len(passes)} pass{'es' * (len(passes) != 1)}"
+    return f"{count} over the texts, and reads {'; '.join(parts)}"
 
 
-def spans_of(tiles: Sequence[Tile]) -> list[Span]:
-    """The spans of tiles, each once, in order."""
-    return sorted({span for tile in tiles for span in (tile.x, tile.y)})
-
-
-def _tiles_of(pair: tuple[int, int], layers: Sequence[int], cuts: int) -> list[Tile]:
-    """The tiles of a pair whose models' layers are cut in nearly equal parts, none of them empty."""
-    spans_x, spans_y = (
-        [
-            Span(model, *ends)
-            for ends in pairwise(layers[model] * cut // parts for cut in range(parts + 1))
-        ]
-        for model, parts in ((model, min(cuts, layers[model])) for model in pair)
-    )
+def _tiles_of(pair: tuple[int, int], layers: Sequence[int], parts: int) -> list[Tile]:
+    """The tiles of a pair of models whose layers are cut into so many parts."""
+    i, j = pair
+    spans_x, spans_y = _cut(i, layers[i], parts), _cut(j, layers[j], parts)
     whole = len(spans_x) == len(spans_y) == 1
-    return [Tile(x, y, x.first == y.first == 0, whole) for x in spans_x for y in spans_y]
+    return [Tile(x, y, whole) for x, y in product(spans_x, spans_y)]
 
 
-def _in_blocks(tiles: Sequence[Tile], spans: Sequence[Span], size: int) -> list[Tile]:
-    """Tiles in the order of blocks of `size` by `size` spans."""
-    number = {span: number for number, span in enumerate(spans)}
-    places = {tile: (number[tile.x], number[tile.y]) for tile in tiles}
-    return sorted(
-        tiles, key=lambda tile: (*(place // size for place in places[tile]), *places[tile])
-    )
+def _cut(model: int, layers: int, parts: int) -> list[Span]:
+    """A model's layers in nearly equal parts, none of them empty."""
+    parts = min(parts, layers)
+    ends = [layers * part // parts for part in range(parts + 1)]
+    return [Span(model, first, end) for first, end in pairwise(ends)]
 
 
 def _filled(
-    tiles: Sequence[Tile], needs: Mapping[Tile, Needs], fixed: int, limit: int
-) -> Iterator[Pass]:
+    tiles: Sequence[Tile], bytes_of: Callable[[Sequence[Tile]], int], limit: int
+) -> list[Pass]:
     """Passes of as many tiles as fit, in the order given."""
+    taken = bytes_of(tiles)
+    if taken <= limit:
+        return [Pass(tuple(tiles), taken)]
+    passes = []
     here: list[Tile] = []
-    shared: set[Hashable] = set()
-    used = work = 0
     for tile in tiles:
-        need = needs[tile]
-        more = need.own + sum(size for key, size in need.shared.items() if key not in shared)
-        if here and fixed + used + more + max(work, need.work) > limit:
-            yield Pass(tuple(here), fixed + used + work)
-            here, shared, used, work = [], set(), 0, 0
-            more = need.own + sum(need.shared.values())
+        if here and bytes_of([*here, tile]) > limit:
+            passes.append(Pass(tuple(here), bytes_of(here)))
+            here = []
         here.append(tile)
-        shared.update(need.shared)
-        used, work = used + more, max(work, need.work)
-    yield Pass(tuple(here), fixed + used + work)
-
-
-class PassCosts:
-    """Bytes that a pass takes on each device, for `plan_passes`.
-
-    Args:
-        settings: of the comparison.
-        rows: of the largest batch, at most.
-        entries: of its attention matrices, for one head, at most.
-        weights: bytes of each model's weights where they count: of the models themselves on a GPU, where only those are
-            that a pass reads, and of untrained twins.
-    """
-
-    def __init__(self, settings: Settings, rows: int, entries: int, weights: Sequence[int]) -> None:
-        self._settings, self._rows, self._entries, self._weights = settings, rows, entries, weights
-
-    @property
-    def fixed(self) -> int:
-        """A batch of the largest model in double precision."""
-        return (
-            self._rows
-            * BATCH
-            * DOUBLE
-            * max(shape.layers * shape.width for shape in self._settings.shapes)
-        )
-
-    def of(self, tile: Tile) -> Needs:
-        """Bytes that a tile takes: for models, for layers, for their products, and while measures are computed."""
-        x, y = (
-            self._settings.shapes[span.model]._replace(layers=span.size)
-            for span in (tile.x, tile.y)
-        )
-        shared: dict[Hashable, int] = {model: self._of_model(model) for model in tile.pair}
-        crosses = heads = 0
-        work = PAIR * max(TILE, DOUBLE * max(x.width, y.width) ** 2)
-        for stream in self._settings.streams:
-            work = max(work, *(_of_sample(budget, x, y) for budget in stream.budgets), 0)
-            if stream.covers(tile.pair):
-                for name, span, shape in zip(stream.sides, (tile.x, tile.y), (x, y), strict=True):
-                    shared[stream.name, name, span] = _of_span(stream, shape)
-                groups = stream.groups_of(tile.pair)
-                matching = groups * len(self._settings.matching(tile)) if groups > 1 else 0
-                crosses += (x.layers * y.layers + matching) * ("moments" in stream.families)
-                heads += groups * (
-                    4 * ("heads" in stream.families) + ("head_moments" in stream.families)
-                )
-        entries = (
-            crosses * x.width * y.width
-            + heads * tile.leads * x.blocks * x.heads * y.blocks * y.heads
-        )
-        return Needs(shared, DOUBLE * entries, work)
-
-    def _of_model(self, model: int) -> int:
-        """Its batch in each of the streams that read it anew, the same about its shift, and its weights."""
-        shape = self._settings.shapes[model]
-        copies = 1 + any(stream.name == "untrained" for stream in self._settings.streams)
-        attention = shape.blocks * shape.heads * self._entries * WORDS * DOUBLE
-        sides = 1 + any(stream.share is not None for stream in self._settings.streams)
-        rows = (copies * SINGLE + sides * DOUBLE) * self._rows * shape.layers * shape.width
-        return rows + copies * attention + self._weights[model]
-
-
-def _of_span(stream: Stream, shape: Shape) -> int:
-    """The moments, their whitenings and samples of some layers in one stream."""
-    counted = 1 + (stream.groups if stream.groups > 1 else 0)
-    fitted = (one.decomposed for one in stream.measures if one.family == "moments")
-    counted += len({one.whitening for one in fitted if one})  # which measures share
-    moments = counted * DOUBLE * shape.width**2 if "moments" in stream.families else 0
-    return shape.layers * (moments + SINGLE * shape.width * sum(stream.budgets))
-
-
-def _of_sample(n: int, x: Shape, y: Shape) -> int:
-    """A layer of rows, the distances between them, and blocks of Gram matrices or all rows in double precision."""
-    if by_gram(n, x.layers, x.width, y.layers, y.width, double=True):
-        rows = BLOCKS * BLOCK * (x.layers * (BLOCK + x.width) + y.layers * (BLOCK + y.width))
-    else:
-        rows = FEATURES * n * (x.layers * x.width + y.layers * y.width)
-    distances = DISTANCES * n**2 if n <= FEW else 0
-    return int(DOUBLE * (rows + LAYER * n * max(x.width, y.width) + distances))
+    return [*passes, Pass(tuple(here), bytes_of(here))]

@@ -1,30 +1,15 @@
 """Adds up what several processes have summed, one tensor at a time and in its own memory."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch import distributed as dist
 
-_alone = ContextVar("alone", default=False)
-
-
-@contextmanager
-def alone(yes: bool = True) -> Iterator[None]:
-    """Within it, this process has summed everything itself, if `yes`: nothing is asked of the others."""
-    token = _alone.set(yes)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
-
 
 def ranks() -> int:
     """Number of processes that sum together."""
-    together = dist.is_available() and dist.is_initialized() and not _alone.get()
-    return dist.get_world_size() if together else 1
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def this_rank() -> int:

@@ -18,7 +18,7 @@ from aligners.errors import UserError
 from aligners.files.atomic import write_text
 from aligners.files.sealed import read_sealed_json, sealed_json
 from aligners.similarity.outcome import TileFigures
-from aligners.similarity.passes.pass_plan import Span, Tile
+from aligners.similarity.passes.pass_plan import Pass, Span, Tile
 
 PASSES = "passes"  # the folder, in that of a run, until all of the report is there
 PLAN = "plan.json"
@@ -37,6 +37,10 @@ class PassFigures:
     tiles: list[TileFigures]
     norms: dict[tuple[int, int], Tensor]
     rows: int
+
+    def are_of(self, this: Pass) -> bool:
+        """Whether they are of this pass: another version of the package may divide pairs of models otherwise."""
+        return {figures.tile for figures in self.tiles} == set(this.tiles)
 
 
 class SavedPasses:
@@ -63,10 +67,9 @@ class SavedPasses:
         Raises:
             ValueError: the comparison that was begun there is another one.
         """
-        plan, now = (
-            self._folder / PLAN,
-            json.loads(json.dumps({**about, "memory": limit}, default=str)),
-        )
+        plan = self._folder / PLAN
+        plain = json.dumps({**about, "memory": limit}, default=str)
+        now = json.loads(plain)
         if not plan.exists():
             write_text(plan, sealed_json(now))
             return limit
@@ -76,8 +79,9 @@ class SavedPasses:
             raise UserError(
                 f"{plan} is damaged: it is not what was written. Name a new `run`."
             ) from error
-        now = kept_alike(then, now if given else {**now, "memory": then.get("memory")})
-        changes = differences(then, now, "")
+        if not given:
+            now["memory"] = then.get("memory")
+        changes = differences(then, kept_alike(then, now), "")
         if changes:
             raise UserError(
                 f"Expected the comparison whose finished passes are in {self._folder}, but this is another: "
@@ -85,20 +89,22 @@ class SavedPasses:
             )
         return int(then["memory"])
 
-    def load(self, number: int) -> PassFigures | None:
-        """The figures of a pass, if it was finished.
+    def load(self, number: int, this: Pass) -> PassFigures | None:
+        """The figures of a pass, if it was finished, by this version of the package.
 
         Raises:
             ValueError: its file is damaged.
         """
         path = self._path(number)
-        content = load_tensors(path).get("pass") if path.exists() else None
-        if (
-            content is None
-        ):  # nor if a version before wrote the file, in another form: the pass is then made again
+        if not path.exists():
             return None
+        content = load_tensors(path).get("figures")
+        if content is None:  # a version before wrote it: the pass is made again
+            return None
+        written = io.BytesIO(content.numpy().tobytes())
         with safe_globals([PassFigures, TileFigures, Tile, Span]):
-            return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+            figures: PassFigures = torch.load(written, weights_only=True)
+        return figures if figures.are_of(this) else None
 
     def save(self, number: int, figures: PassFigures) -> None:
         """Keep the figures of a pass that is finished.
@@ -108,9 +114,8 @@ class SavedPasses:
         """
         written = io.BytesIO()
         torch.save(figures, written)
-        save_tensors(
-            self._path(number), {"pass": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)}
-        )
+        content = torch.frombuffer(written.getbuffer(), dtype=torch.uint8)
+        save_tensors(self._path(number), {"figures": content})
 
     def remove(self) -> None:
         """Remove all of them: the comparison has ended."""

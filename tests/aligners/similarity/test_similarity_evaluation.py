@@ -20,7 +20,7 @@ from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
 from aligners.similarity.functional.summaries import nuclear_norm
-from aligners.similarity.passes.sums import BatchRows
+from aligners.similarity.passes.streams import BatchRows, ModelRows
 from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
 BLOCKS_X, BLOCKS_Y, WIDTH_X, WIDTH_Y = 3, 2, 16, 12
@@ -197,9 +197,10 @@ def test_the_null_of_attention_sets_different_texts_against_each_other() -> None
     weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
     words, text = torch.full((4,), 3), torch.arange(4).repeat_interleave(3)
     states = torch.zeros(1, 12, 2)
-    null = BatchRows(text, torch.arange(3).repeat(4), words, lambda m, side: (states, weights)).rolled(0.5)
-    torch.testing.assert_close(null.of(0, "x")[1], weights)
-    torch.testing.assert_close(null.of(1, "y")[1], weights[:, :, [2, 3, 0, 1]])
+    rows = dict.fromkeys(range(2), ModelRows(states, weights))
+    null = BatchRows(text, torch.arange(3).repeat(4), words, rows, rows).rolled(0.5)
+    torch.testing.assert_close(null.x[0].heads, weights)
+    torch.testing.assert_close(null.y[1].heads, weights[:, :, [2, 3, 0, 1]])
 
 
 def test_models_of_one_depth_have_an_angular_distance(world: World) -> None:

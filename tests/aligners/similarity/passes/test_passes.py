@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,7 +26,7 @@ from aligners.similarity.functional import canonical_correlations, cca
 from aligners.similarity.functional.cca import pwcca, svcca
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.one_pass import PassRun
-from aligners.similarity.passes.pass_plan import Needs, Tile
+from aligners.similarity.passes.pass_plan import Pass, Tile
 from aligners.similarity.passes.saved import SavedPasses
 from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
@@ -37,13 +38,11 @@ CONTROLLED = {"measures": ["cka", "svcca", "rsa", "minibatch_cka", "attention_ck
 class LayerPairs:
     """Memory that counts layer pairs: `memory` of 10e-9 is ten of them in a pass."""
 
-    fixed = 0
-
     def __init__(self, *given: object) -> None:
         pass
 
-    def of(self, tile: Tile) -> Needs:
-        return Needs({}, tile.x.size * tile.y.size, 0)
+    def of(self, tiles: Sequence[Tile]) -> int:
+        return sum(tile.x.size * tile.y.size for tile in tiles)
 
 
 def compared(
@@ -60,7 +59,7 @@ def compared(
     settings = {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         if at_once is not None:
-            monkeypatch.setattr(similarity_evaluation, "PassCosts", LayerPairs)
+            monkeypatch.setattr(similarity_evaluation, "PassMemory", LayerPairs)
         quiet_trainer(use_distributed_sampler=False, **settings).test(found, datamodule=activations, verbose=False)
     return found
 
@@ -134,7 +133,7 @@ def test_a_tile_keeps_one_copy_of_everything_and_is_decomposed_once(world: World
         torch.testing.assert_close(values[0], function(heads, share=0.5))
         torch.testing.assert_close(values[1], function(heads, share=0.5, standardised=True))
         assert not torch.allclose(*values)
-    x, y, cross = sums.grids["moments", 0, None]
+    x, y, cross = sums.moments
     for name, own in (("xx", x.xx), ("yy", y.xx), ("xy", cross.xy)):
         assert getattr(sums.of(of["cka"]).moments, name).data_ptr() == own.data_ptr()
     sample = sums.of(of["rsa"]).x
@@ -184,38 +183,30 @@ def test_too_little_memory_is_refused_before_anything_is_read(world: World, mode
 
 
 def on_a_rank(rank: int, world: World, models: list[str], kept: Path) -> Any:
-    """Three passes, whose tiles the ranks share; and four, of which each rank has its own, and a process alone all."""
-    ranks = 2 if rank >= 0 else 1
+    """Passes whose texts and tiles the ranks share; a process alone has all."""
     with patch.object(TileFigures, "of", side_effect=TileFigures.of) as measured:
-        shared = compared(world, models, 14, ranks, **CONTROLLED)
-    with patch.object(PassRun, "end", autospec=True, side_effect=PassRun.end) as end:
-        own = compared(world, models, 12, ranks, kept, **CONTROLLED)
-    runs = [call.args[0] for call in end.call_args_list]
-    passes, read = [own.passes.index(run.this) for run in runs], {int(run.rows) for run in runs}
-    return (tables(shared), shared.refusals, measured.call_count), tables(own), passes, read
+        found = compared(world, models, 14, 2 if rank >= 0 else 1, kept, **CONTROLLED)
+    return tables(found), found.refusals, measured.call_count
 
 
 @pytest.mark.slow
-def test_two_ranks_share_the_tiles_of_passes_or_have_passes_of_their_own(
-    world: World, models: list[str], tmp_path: Path
-) -> None:
+def test_two_ranks_share_the_tiles_of_passes(world: World, models: list[str], tmp_path: Path) -> None:
     given: dict[str, Any] = {"world": world, "models": models[:2]}
-    (expected, _, tiles), bits, every, read = on_a_rank(-1, **given, kept=tmp_path / "one")
+    expected, _, tiles = on_a_rank(-1, **given, kept=tmp_path / "one")
     (tmp_path / "ranks").mkdir()
     both = two_ranks(partial(on_a_rank, **given, kept=tmp_path / "two"), tmp_path / "ranks", meet=False)
-    for (found, refusals, measured), own, _, rows in both:
+    for found, refusals, measured in both:
         same(found, expected)
         assert refusals == {}
         assert 0 < measured < tiles
-        assert repr(own) == repr(bits)
-        assert rows == read
-    assert sum(measured for (*_, measured), *_ in both) == tiles
-    assert [made for _, _, made, _ in both] == [every[::2], every[1::2]]
-    assert len(list((tmp_path / "two").glob("*.safetensors"))) == len(every)
+    assert sum(measured for *_, measured in both) == tiles
+    kept = [{path.name for path in (tmp_path / name).glob("*.safetensors")} for name in ("one", "two")]
+    assert kept[0] == kept[1]
 
 
 # ---------------------------------------------------------------------- stopped, and gone on with
 
+NONE = Pass((), 0)
 RESUMED = {**CONTROLLED, "measures": ["cka", "svcca", "pwcca", "rsa", "minibatch_cka", "attnsim_js"]}
 
 
@@ -271,13 +262,13 @@ def test_an_earlier_version_is_made_again_and_its_memory_kept_unless_another_is_
     kept = SavedPasses(tmp_path)
     assert kept.begin({"seed": 0}, 10, given=True) == kept.begin({"seed": 0}, 20, given=False) == 10
     save_tensors(tmp_path / "00000.safetensors", {"about": torch.zeros(3), "0/cka/value/both": torch.ones(2, 2)})
-    assert kept.load(0) is kept.load(1) is None
+    assert kept.load(0, NONE) is kept.load(1, NONE) is None
 
 
 def test_a_pass_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:
     written = io.BytesIO()
     torch.save(Code(tmp_path / "trace"), written)
-    save_tensors(tmp_path / "00000.safetensors", {"pass": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
+    save_tensors(tmp_path / "00000.safetensors", {"figures": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
     with pytest.raises(UnpicklingError):
-        SavedPasses(tmp_path).load(0)
+        SavedPasses(tmp_path).load(0, NONE)
     assert not (tmp_path / "trace").exists()

@@ -1,0 +1,114 @@
+"""The memory that one pass over the texts takes."""
+
+from collections.abc import Sequence
+
+from aligners.similarity.algebra.moments import TILE
+from aligners.similarity.algebra.pairs import BLOCK, by_gram
+from aligners.similarity.passes.pass_plan import Settings, Span, Tile, spans_of
+from aligners.similarity.passes.streams import Shape, Stream
+
+DOUBLE, SINGLE = 8, 4  # bytes
+# Copies that are there at once, as measured by benchmarks/similarity_memory.py:
+BATCH = 6  # of a batch's rows of one model, in double precision
+WORDS = 5  # of a batch's attention weights of one model, in double precision
+PAIR = 12  # of a few layer pairs of the moments between two
+BLOCKS = 4  # of a block of all layers' rows and Gram matrices
+LAYER = 4  # of a layer of a sample of rows
+FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
+DISTANCES, FEW = 1.5, 2000  # of all pairs of rows, for samples of at most so many: those of RBF CKA
+
+
+class PassMemory:
+    """Bytes that a pass takes on each device.
+
+    Args:
+        settings: of the comparison.
+        rows: of the largest batch, at most.
+        entries: of its attention matrices, for one head, at most.
+        weights: bytes of each model's weights where they count: of the models themselves on a GPU, where only those are
+            that a pass reads, and of untrained twins.
+    """
+
+    def __init__(self, settings: Settings, rows: int, entries: int, weights: Sequence[int]) -> None:
+        self._settings, self._rows, self._entries, self._weights = settings, rows, entries, weights
+
+    def of(self, tiles: Sequence[Tile]) -> int:
+        """Bytes of a pass with these tiles: models, what is kept of layers and of pairs, and the largest measure."""
+        shapes = self._settings.shapes
+        taken = DOUBLE * BATCH * self._rows * max(shape.layers * shape.width for shape in shapes)
+        for model in {span.model for span in spans_of(tiles)}:
+            taken += self._of_model(model)
+        for stream in self._settings.streams:
+            taken += self._of_stream(stream, tiles)
+        return taken + max(self._of_measuring(tile) for tile in tiles)
+
+    def _of_model(self, model: int) -> int:
+        """Its batch, also as an untrained twin reads it and as a control has it, and its weights."""
+        shape, streams = self._settings.shapes[model], self._settings.streams
+        readers = 1 + any(stream.name == "untrained" for stream in streams)
+        changed = any(stream.name not in ("value", "fit") for stream in streams)
+        rows = self._rows * shape.layers * shape.width * (readers * SINGLE + changed * DOUBLE)
+        attention = self._entries * shape.blocks * shape.heads * readers * WORDS * DOUBLE
+        return rows + attention + self._weights[model]
+
+    def _of_stream(self, stream: Stream, tiles: Sequence[Tile]) -> int:
+        """What is kept of the layers and of the pairs of layers."""
+        taken = 0
+        sides: set[tuple[str, Span]] = set()
+        for tile in tiles:
+            if stream.covers(tile.pair):
+                name_x, name_y = stream.sides
+                sides |= {(name_x, tile.x), (name_y, tile.y)}
+                taken += self._of_tile(stream, tile)
+        for _, span in sides:
+            taken += _of_span(stream, self._settings.shape_of(span))
+        return taken
+
+    def _of_tile(self, stream: Stream, tile: Tile) -> int:
+        """The products of X with Y, and sums over pairs of heads."""
+        x, y = self._settings.shape_of(tile.x), self._settings.shape_of(tile.y)
+        groups = stream.groups_of(tile.pair)
+        entries = 0
+        if "moments" in stream.families:
+            grids = x.layers * y.layers
+            if groups > 1:
+                grids += groups * len(self._settings.matching(tile))
+            entries += grids * x.width * y.width
+        if tile.leads:
+            grids = 4 * ("heads" in stream.families) + ("head_moments" in stream.families)
+            entries += groups * grids * x.blocks * x.heads * y.blocks * y.heads
+        return DOUBLE * entries
+
+    def _of_measuring(self, tile: Tile) -> int:
+        """What it takes for a while to compute the measures of a tile."""
+        x, y = self._settings.shape_of(tile.x), self._settings.shape_of(tile.y)
+        widest = max(x.width, y.width)
+        most = PAIR * max(TILE, DOUBLE * widest**2)
+        for stream in self._settings.streams:
+            for budget in stream.budgets:
+                most = max(most, _of_sample(budget, x, y))
+        return most
+
+
+def _of_span(stream: Stream, shape: Shape) -> int:
+    """The moments, their whitenings and samples of some layers in one stream."""
+    entries = SINGLE * shape.width * sum(stream.budgets)
+    if "moments" in stream.families:
+        matrices = 1 + stream.groups if stream.groups > 1 else 1
+        shared = set()  # whitenings, which measures share
+        for measure in stream.measures:
+            if measure.family == "moments" and measure.decomposed:
+                shared.add(measure.decomposed.whitening)
+        entries += DOUBLE * (matrices + len(shared)) * shape.width**2
+    return shape.layers * entries
+
+
+def _of_sample(n: int, x: Shape, y: Shape) -> int:
+    """A layer of rows, the distances between them, and blocks of Gram matrices or all rows in double precision."""
+    if by_gram(n, x.layers, x.width, y.layers, y.width, double=True):
+        a_layer = BLOCKS * BLOCK
+        rows = a_layer * x.layers * (BLOCK + x.width) + a_layer * y.layers * (BLOCK + y.width)
+    else:
+        rows = FEATURES * n * (x.layers * x.width + y.layers * y.width)
+    distances = DISTANCES * n**2 if n <= FEW else 0
+    return int(DOUBLE * (rows + LAYER * n * max(x.width, y.width) + distances))
