@@ -8,7 +8,8 @@ import torch
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import FORWARD
 from aligners.maps.base import MORE_ROWS, Aligner
-from aligners.maps.linear import Ridge, deviations
+from aligners.maps.linear import Ridge
+from aligners.maps.solvers import deviations
 from aligners.similarity.algebra.moments import Moments
 
 AlignerFactory = Callable[[int, int, int], Aligner]

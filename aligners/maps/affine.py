@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
-from aligners.maps.linear import NULL, Affine, deviations, least_squares, procrustes_rotation
+from aligners.maps.linear import Affine
 from aligners.maps.matrices import batch_inverse, batch_solve
+from aligners.maps.solvers import NULL, deviations, least_squares, procrustes_rotation
 from aligners.similarity.algebra.moments import Moments, squares
 
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving

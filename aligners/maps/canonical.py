@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
 from aligners.maps.base import MORE_ROWS
-from aligners.maps.linear import Affine, deviations
+from aligners.maps.linear import Affine
+from aligners.maps.solvers import deviations
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.functional.canonical_correlations import (
     Canonical,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from aligners.maps.base import BankLinear, deviation
-from aligners.maps.linear import RIDGES, determined_svd, procrustes_rotation, ridge_regression
 from aligners.maps.matrices import batch_inverse
+from aligners.maps.solvers import RIDGES, determined_svd, procrustes_rotation, ridge_regression
 from aligners.similarity.algebra.moments import Moments, squares
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
-from aligners.maps.linear import RIDGES, ridge_regression
+from aligners.maps.solvers import RIDGES, ridge_regression
 from aligners.similarity.algebra.moments import Moments
 
 

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from aligners.maps.linear import Affine, deviations
+from aligners.maps.linear import Affine
+from aligners.maps.solvers import deviations
 from aligners.similarity.algebra.moments import Moments
 
 

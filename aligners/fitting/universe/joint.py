@@ -9,8 +9,8 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
-from aligners.maps.linear import determined_svd
 from aligners.maps.matrices import batch_inverse
+from aligners.maps.solvers import determined_svd
 from aligners.similarity.algebra.moments import Moments, squares
 
 

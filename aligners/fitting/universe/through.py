@@ -9,7 +9,8 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import build_aligner, kind_of
 from aligners.maps.base import Aligner
-from aligners.maps.linear import Affine, least_squares
+from aligners.maps.linear import Affine
+from aligners.maps.solvers import least_squares
 from aligners.similarity.algebra.moments import Moments, squares
 
 SHRINKING = 1e-6  # the ridge of regressions on a space, which a few directions hardly vary along

@@ -12,7 +12,8 @@ from aligners.datamodules.rows.far import far_rows
 from aligners.errors import UserError, check_known
 from aligners.fitting.fits import fit_map
 from aligners.maps.base import Aligner
-from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge, ridge_path
+from aligners.maps.linear import Identity, Linear, Procrustes, Ridge
+from aligners.maps.solvers import STRENGTHS, ridge_path
 from aligners.probing.artefacts.kinds import Artefact
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 

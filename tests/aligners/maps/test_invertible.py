@@ -12,7 +12,7 @@ from aligners.maps.invertible import (
     invertible_start,
     thinned,
 )
-from aligners.maps.linear import RIDGES, least_squares, ridge_path, ridge_regression
+from aligners.maps.solvers import RIDGES, least_squares, ridge_path, ridge_regression
 from aligners.similarity.algebra.moments import moments_of
 
 SITES, WIDTH = 2, 5

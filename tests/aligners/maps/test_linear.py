@@ -10,9 +10,10 @@ from torch import Tensor
 
 from aligners.maps.baselines import GaussianStates, random_labels
 from aligners.maps.inn import INN
-from aligners.maps.linear import RIDGES, STRENGTHS, Identity, Linear, Procrustes, Ridge
-from aligners.maps.linear import ridge_regression as ridge_regression_of_moments
+from aligners.maps.linear import Identity, Linear, Procrustes, Ridge
 from aligners.maps.mlp import MLP, FreeForm
+from aligners.maps.solvers import RIDGES, STRENGTHS
+from aligners.maps.solvers import ridge_regression as ridge_regression_of_moments
 from aligners.similarity.algebra.moments import Moments, moments_of
 from aligners.similarity.functional.regression import r2
 

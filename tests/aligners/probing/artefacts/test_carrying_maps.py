@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.aligners.probing.artefacts.made import ARTEFACTS, WIDTH, draw, head, paired
 
-from aligners.maps.linear import STRENGTHS
+from aligners.maps.solvers import STRENGTHS
 from aligners.probing.artefacts.carrying_maps import MAPS, PairedRows, answers_missed, fit_maps, forward_map
 
 
