@@ -87,8 +87,12 @@ class FinishedRun(NamedTuple):
     @property
     def figures(self) -> list[Path]:
         """The images of the report's figures that are there."""
-        paths = [own_file(self.folder, f"{name}.png") for name in self.report.figures]
-        return [path for path in paths if path is not None]
+        found = []
+        for name in self.report.figures:
+            path = own_file(self.folder, f"{name}.png")
+            if path is not None:
+                found.append(path)
+        return found
 
 
 def kinds_in(folder: Path) -> list[str]:
@@ -112,8 +116,10 @@ def finished_run(folder: Path) -> FinishedRun:
     place = own_file(folder, name) or folder / name
     content = _read(place)
     config = own_file(folder, CONFIG)
-    options = read_yaml(config, "the options of a run", EDITED) if config is not None else {}
-    written = config.read_text(encoding="utf-8") if config is not None else ""
+    options, written = {}, ""
+    if config is not None:
+        options = read_yaml(config, "the options of a run", EDITED)
+        written = config.read_text(encoding="utf-8")
     with refusing_report(place):
         report = _report(kinds[0], content, options)
         said = [sentence for sentence in content["findings"] if sentence != report.lead]
@@ -152,7 +158,7 @@ def _what_it_is(folder: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     content = read_json(path, "a report", AGAIN)
-    if not all(part in content for part in PARTS):
+    if not set(PARTS) <= set(content):
         raise UserError(
             f"Expected {path} to be a report with {', '.join(PARTS)}, but it is something else."
         )

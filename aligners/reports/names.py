@@ -41,7 +41,8 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for model, short in short_names(models).items():
         slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
-        name, count = slug, 1
+        name = slug
+        count = 1
         while name in names.values():
             count += 1
             name = f"{slug}-{count}"
@@ -170,7 +171,8 @@ def fixed(value: float, form: str) -> str:
 
 def interval_of(row: Row, column: str, form: str, scale: float = 1) -> str:
     """` [low, high]`, where a row has them; else nothing."""
-    low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
+    low = row.get(f"{column}_low")
+    high = row.get(f"{column}_high")
     if low is None or high is None:
         return ""
     return f" [{fixed(scale * low, form)}, {fixed(scale * high, form)}]"
@@ -183,7 +185,9 @@ def in_words(row: Row, column: str, form: str, scale: float = 1) -> str:
 
 def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
     """A value of a row ± half the width of its interval, as far as they are known, with the mark of `mark`."""
-    value, low, high = row.get(column), row.get(f"{column}_low"), row.get(f"{column}_high")
+    value = row.get(column)
+    low = row.get(f"{column}_low")
+    high = row.get(f"{column}_high")
     if value is None:
         return ""
     text = mark(format(scale * value, form), row)
@@ -241,7 +245,8 @@ def blank(value: float | None, form: str) -> str:
 
 def value_range(found: Sequence[float], form: str) -> str:
     """`0.100 to 0.200`, or one number if both ends read the same."""
-    low, high = fixed(min(found), form), fixed(max(found), form)
+    low = fixed(min(found), form)
+    high = fixed(max(found), form)
     return low if low == high else f"{low} to {high}"
 
 

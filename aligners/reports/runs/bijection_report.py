@@ -77,7 +77,8 @@ def _price(
 
     NaN where one of the two is not trained.
     """
-    line, free = _last(rows, size, method, direction), _last(rows, size, FREE, direction)
+    line = _last(rows, size, method, direction)
+    free = _last(rows, size, FREE, direction)
     if not all(map(is_trained, line + free)):
         return math.nan
     return float(np.mean(_by_seed(line, column)) / np.mean(_by_seed(free, column)))
@@ -115,7 +116,9 @@ def lead(rows: Sequence[Row], size: int) -> str:
         rows: of the report, with short names of models.
         size: the most parameters.
     """
-    x, y, steps = rows[0]["model_x"], rows[0]["model_y"], largest(rows, "steps")
+    x = rows[0]["model_x"]
+    y = rows[0]["model_y"]
+    steps = largest(rows, "steps")
     prices = _prices(rows, size)
     name = _leading(prices)
     if not name:
@@ -124,7 +127,8 @@ def lead(rows: Sequence[Row], size: int) -> str:
             f"{steps:,} steps. Not all of them trained at every site, so the price of being invertible is not known."
         )
     there, back = prices[name]
-    own, free = _error(rows, size, name), _error(rows, size, FREE)
+    own = _error(rows, size, name)
+    free = _error(rows, size, FREE)
     alike = f"with as many parameters ({size:,}) and steps ({steps:,})"
     price = (
         f"{_times(there)} that of a free network (MLP) {alike}, and {_times(back)} on the way back"
@@ -144,7 +148,8 @@ def _times(ratio: float) -> str:
 def _error(rows: Sequence[Row], size: int, method: str) -> str:
     """The FVU of a map from X to Y, and its range over seeds."""
     line = _last(rows, size, method, DIRECTIONS[0])
-    text, seeds = f"{mean(line, 'fvu'):.3f}", _by_seed(line, "fvu")
+    text = f"{mean(line, 'fvu'):.3f}"
+    seeds = _by_seed(line, "fvu")
     if len(seeds) == 1:
         return text
     return f"{text} ({min(seeds):.3f} to {max(seeds):.3f} over {len(seeds)} seeds)"
@@ -152,7 +157,8 @@ def _error(rows: Sequence[Row], size: int, method: str) -> str:
 
 def _further_prices(rows: Sequence[Row], size: int) -> list[str]:
     """The prices of other bijections, the floor, and prices on unseen types and on another text."""
-    said, prices = [], _prices(rows, size)
+    said = []
+    prices = _prices(rows, size)
     for name, (there, back) in prices.items():
         if name == _leading(prices) or not math.isfinite(there + back):
             continue
@@ -194,8 +200,10 @@ def _table(rows: Sequence[Row], size: int) -> SiteTable:
 
 def _cells(rows: Sequence[Row], price: float) -> list[str]:
     """What a line of the table says of a map in one direction."""
-    fvus, trip = _by_seed(rows, "fvu"), largest(rows, "round_trip")
-    low, high = mean(rows, "stretch_low"), mean(rows, "stretch_high")
+    fvus = _by_seed(rows, "fvu")
+    trip = largest(rows, "round_trip")
+    low = mean(rows, "stretch_low")
+    high = mean(rows, "stretch_high")
     cells = [mark(aligned(float(np.mean(fvus))), worst_of(rows))]
     cells.append(f"{aligned(min(fvus))} to {aligned(max(fvus))}" if len(fvus) > 1 else "")
     cells.append(aligned(price, 2))
@@ -217,7 +225,8 @@ def _look(method: str) -> Look:
 def _figure(rows: Sequence[Row], size: int) -> Figure:
     """Draw FVU against steps for each direction, then the price of each map in the end."""
     figure, (left, middle, right) = panels(3, 3, PANEL, (2.6, 0.9))
-    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    x = rows[0]["model_x"]
+    y = rows[0]["model_y"]
     _curves(left, _of(rows, size, direction=DIRECTIONS[0]), f"{x} → {y}")
     _curves(middle, _of(rows, size, direction=DIRECTIONS[1]), f"{y} → {x}")
     _draw_prices(right, _prices(rows, size))
@@ -249,14 +258,17 @@ def _curves(axis: Axes, rows: Sequence[Row], title: str) -> None:
 
 def _curve(axis: Axes, method: str, places: Mapping[int, list[Row]]) -> None:
     """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
-    means, below, above = [], [], []
+    means = []
+    below = []
+    above = []
     for line in places.values():
         fvus = _by_seed(line, "fvu")
         means.append(float(np.mean(fvus)))
         below.append(means[-1] - min(fvus))
         above.append(max(fvus) - means[-1])
     shown = [value if value <= LARGEST else math.nan for value in means]
-    worst, look = [worst_of(line) for line in places.values()], _look(method)
+    worst = [worst_of(line) for line in places.values()]
+    look = _look(method)
     line_of_maps(axis, list(places), shown, worst, NAMES[method], look, [below, above])
     if not any(map(math.isfinite, shown)):
         text = f"{NAMES[method]}: off the scale ({aligned(means[-1])})"
@@ -268,7 +280,8 @@ def _draw_prices(axis: Axes, prices: Mapping[str, tuple[float, float]]) -> None:
     """Draw the price of each map in both directions; those off the scale as a number at its end."""
     shown = {name: both for name, both in prices.items() if name != FREE}
     on_scale = [price for price in sum(shown.values(), ()) if price <= HIGHEST]
-    top, width = 1.15 * max([1.5, *on_scale]), 0.8 / len(shown)
+    top = 1.15 * max([1.5, *on_scale])
+    width = 0.8 / len(shown)
     for place, (name, both) in enumerate(shown.items()):
         colour = "0.7" if name == FLOOR else _look(name)["color"]
         for at, price in enumerate(both):

@@ -31,10 +31,8 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row] = ()) -> list
         " " * 32 + "(nats a token)    fitted on      never seen",
     ]
     for name, label in LINES.items():
-        penalty, seen = (
-            _span(methods, name, "penalty", ".2f"),
-            _span(methods, name, "fvu_seen", ".2f"),
-        )
+        penalty = _span(methods, name, "penalty", ".2f")
+        seen = _span(methods, name, "fvu_seen", ".2f")
         unseen = _span(methods, name, "fvu_unseen", ".2f")
         said.append(f"  {label:<30}{penalty:<18}{seen:<15}{unseen}")
     said.append(
@@ -43,10 +41,8 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row] = ()) -> list
     if classifiers:
         of = grouped(classifiers, "method")
         right = f"{of['native_y'][0]['accuracy']:.0%}"
-        bare, mapped = (
-            _span(of, "identity", "accuracy", ".0%"),
-            _span(of, "linear", "accuracy", ".0%"),
-        )
+        bare = _span(of, "identity", "accuracy", ".0%")
+        mapped = _span(of, "linear", "accuracy", ".0%")
         said += [
             f"A classifier classifies {right} of the texts correctly by itself, {bare} with",
             f"another's states as they are, and {mapped} with them mapped linearly.",

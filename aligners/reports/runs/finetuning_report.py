@@ -63,13 +63,16 @@ def lead(rows: Sequence[Row], majority: float | None) -> str:
         majority: score of always giving the same answer; None: there is none.
     """
     summary = summarise(rows)
-    classifiers, variants = counted(len(rows), "classifier"), counted(len(summary), "variant")
-    were, texts = "was" if len(rows) == 1 else "were", f"{rows[0]['n_texts']:,} held-out texts"
+    classifiers = counted(len(rows), "classifier")
+    variants = counted(len(summary), "variant")
+    were = "was" if len(rows) == 1 else "were"
+    texts = f"{rows[0]['n_texts']:,} held-out texts"
     said = f"{classifiers} of {variants} {were} fine-tuned and scored on {texts}."
     scored = known(summary, "score")
     if not scored:
         return f"{said} No score is a number."
-    best, worst = max(scored, key=itemgetter("score")), min(scored, key=itemgetter("score"))
+    best = max(scored, key=itemgetter("score"))
+    worst = min(scored, key=itemgetter("score"))
     name = plain_score(rows).capitalize()
     if best["variant"] == worst["variant"]:
         said += f" {name} is {_score(best, rows)}"
@@ -142,7 +145,8 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         rows: one for each classifier.
         majority: score of always answering the most frequent class, or the mean number; None: there is none.
     """
-    curves, widths = [], []
+    curves = []
+    widths = []
     for kind in ACROSS:
         count = len(distinct(where(rows, kind=kind), "count"))
         if count >= CURVE_FROM:
@@ -155,7 +159,8 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         others = []
     if others:
         widths.append(max(2.2, 0.85 * len(distinct(others, "variant")) + 0.8))
-    count, size = len(widths), (fmean(widths), 3.8)
+    count = len(widths)
+    size = (fmean(widths), 3.8)
     figure, axes = panels(count, count, size, (1.6, 0), width_ratios=widths, sharey=True)
     for kind, axis in zip(curves, axes, strict=False):
         _curve(axis, where(rows, kind=kind), where(rows, kind="none"), kind)
@@ -184,7 +189,8 @@ def _curve(axis: Axes, rows: Sequence[Row], whole: Sequence[Row], kind: str) -> 
 
 
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
-    variants, colour = grouped(rows, "variant"), MODEL_COLOURS[3]
+    variants = grouped(rows, "variant")
+    colour = MODEL_COLOURS[3]
     for place, runs in enumerate(variants.values()):
         middle = _dots(axis, place, runs, colour)
         axis.hlines(middle, place - 0.3, place + 0.3, color=colour, linewidth=1.8)
@@ -195,7 +201,8 @@ def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
 def _dots(axis: Axes, place: float, rows: Sequence[Row], colour: str) -> float:
     """Draw scores as dots side by side around one place, and return their mean."""
     scores = numbers(rows, "score", 100)
-    middle, step = (len(scores) - 1) / 2, 0.3 / max(1, len(scores) - 1)
+    middle = (len(scores) - 1) / 2
+    step = 0.3 / max(1, len(scores) - 1)
     across = [place + (count - middle) * step for count in range(len(scores))]
     look: Look = {"linestyle": "", "marker": "o", "markersize": 3.5}
     axis.plot(across, scores, color=colour, alpha=0.45, **look)

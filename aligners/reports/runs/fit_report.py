@@ -104,7 +104,8 @@ def _closeness(maps: Sequence[Row]) -> str:
         return "None of them has a finite error at every site, so none is said to be closest."
     line = lines[best]
     left = unexplained(line, of=" of the target's variance unexplained (FVU)")
-    said, name = f"The closest, {with_training(best, line)}, {left}", ""
+    said = f"The closest, {with_training(best, line)}, {left}"
+    name = ""
     further = closest(trained(lines), "fvu")
     if further not in (best, "linear", None):
         share = share_range(lines[str(further)])

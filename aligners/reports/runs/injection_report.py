@@ -57,7 +57,8 @@ from aligners.reports.screen import ROLE_STYLES, SiteTable
 ALIKE = 0.05  # numbers of parameters within this share count as equal
 TOLD_APART = 0.02  # mean top 1 of maps that differ by as much
 MOST_PANELS = 4  # of which retrieval is said one by one
-COLUMN_GROUPS, FVU_LABELS = WORDS["injection"], WORDS["fvu"]  # for the score see score_heading
+COLUMN_GROUPS = WORDS["injection"]
+FVU_LABELS = WORDS["fvu"]
 CLOSED, OTHERS, FLOORS = "closed forms", "trained maps", "floors"
 FVU_TOP = 10.0  # an inverse can be far worse than the mean, and would squeeze the lines below 1
 PLACE = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
@@ -135,7 +136,8 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
         for row in known(panel, "score"):
             if row["method"] not in ("native_x", "native_y") or not random:
                 continue
-            model, chance = row[f"model_{row['method'][-1]}"], random[0]["score_low"]
+            model = row[f"model_{row['method'][-1]}"]
+            chance = random[0]["score_low"]
             if row["score"] < chance:
                 found = {"method": row["method"], "score": row["score"], "chance_low": chance}
                 below[model] = {"model": model, **found}
@@ -158,7 +160,8 @@ def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
     """
     lines = []
     for entry in below_chance(rows):
-        own, chance = fixed(100 * entry["score"], ".1f"), fixed(100 * entry["chance_low"], ".1f")
+        own = fixed(100 * entry["score"], ".1f")
+        chance = fixed(100 * entry["chance_low"], ".1f")
         lines.append(
             f"Caution: {entry['model']} by itself scores {own}, below what random labels get (from {chance}). Its "
             "classes may be in another order than the texts' (see `labels` in report.json; `--data.labels` says which "
@@ -239,7 +242,8 @@ def _table(panel: list[Row]) -> SiteTable:
     across = {COLUMN_GROUPS[column] or score_heading(panel): names for column in columns}
     table = SiteTable(panel_title(panel), ["method"], ["parameters"], across)
     for name, line in grouped(panel, "method").items():
-        sites, first = by_sites(line), line[0]
+        sites = by_sites(line)
+        first = line[0]
         cells = [blank(first["parameters"] or None, ",")]
         for column, pair in product(columns, pairs):
             cells.append(_cell(sites.get(pair, first), column))
@@ -342,7 +346,9 @@ def _parts(panels: Sequence[list[Row]], styles: dict[str, drawing.Look]) -> list
     """Draw a panel's lines in one that can be read, or else closed forms, trained maps and floors each in their own."""
     parts = []
     for panel in panels:
-        methods, title, pairs = grouped(panel, "method"), panel_title(panel), site_pairs(panel)
+        methods = grouped(panel, "method")
+        title = panel_title(panel)
+        pairs = site_pairs(panel)
         kinds: dict[str, list[tuple[str, drawing.Look, drawing.Cells]]] = {
             CLOSED: [],
             OTHERS: [],

@@ -45,7 +45,9 @@ def panel_title(panel: Sequence[Row]) -> str:
     """Name the models, and the rows if they are not tokens."""
     kind = panel[0].get("rows", ALL_TOKENS)
     title = route_name(panel[0])
-    return title if kind == ALL_TOKENS else f"{title}, rows: {kind}"
+    if kind == ALL_TOKENS:
+        return title
+    return f"{title}, rows: {kind}"
 
 
 def of_tokens(panel: Sequence[Row]) -> bool:
@@ -56,7 +58,7 @@ def of_tokens(panel: Sequence[Row]) -> bool:
 def native_of(panel: Sequence[Row]) -> Row:
     """The row of the target with its own states; one that knows nothing where there is none."""
     rows = where(panel, method="native_y")
-    return rows[0] if rows else {"loss": None, "score": None}
+    return next(iter(rows), {"loss": None, "score": None})
 
 
 # ---------------------------------------------------------------------- what is said of a panel
@@ -72,15 +74,18 @@ def panel_words(panel: Sequence[Row], prices: Sequence[Row]) -> list[str]:
     Returns:
         The first `LEAD` are on answers and on the closest map, the others on more.
     """
-    native, tokens = native_of(panel), of_tokens(panel)
-    own = native["loss" if tokens else "score"]
+    native = native_of(panel)
+    tokens = of_tokens(panel)
+    own = native["loss"] if tokens else native["score"]
     if not is_known(panel, "score"):
         answers = f"{panel_title(panel)}: mapped states were compared with the target's own."
     elif own is None:
         y = panel[0]["model_y"]
         answers = f"{y}'s own answers are not finite, so injection cannot be scored."
+    elif tokens:
+        answers = _language(panel)
     else:
-        answers = _language(panel) if tokens else _task(panel)
+        answers = _task(panel)
     maps = where(known(panel, "site_x"), role="method")
     return [answers, _closeness(maps, prices), *no_better_than_the_mean(panel), *_beyond(maps)]
 
@@ -98,12 +103,15 @@ def _raise(line: Sequence[Row]) -> str:
 
 def _by_site(text: str, unit: str) -> str:
     """A range with its unit, and that it depends on the site if it is one."""
-    return f"{text} {unit}, depending on the site" if " to " in text else f"{text} {unit}"
+    if " to " in text:
+        unit += ", depending on the site"
+    return f"{text} {unit}"
 
 
 def _answered(panel: Sequence[Row], column: str) -> tuple[dict[str, list[Row]], str]:
     """The trained methods with a value at every site; and which of them lack some, in words."""
-    lines, lost = {}, []
+    lines = {}
+    lost = []
     sited = known(panel, "site_x")
     for name in trained_methods(sited):
         line = where(sited, method=name)
@@ -111,7 +119,9 @@ def _answered(panel: Sequence[Row], column: str) -> tuple[dict[str, list[Row]], 
             lines[name] = line
         else:
             lost.append(name)
-    return lines, f"; {listed(lost)} overflowed at some site" if lost else ""
+    if not lost:
+        return lines, ""
+    return lines, f"; {listed(lost)} overflowed at some site"
 
 
 def _of_role(lines: Lines) -> list[str]:
@@ -121,16 +131,25 @@ def _of_role(lines: Lines) -> list[str]:
 
 def _language(panel: Sequence[Row]) -> str:
     """What a language model predicts, and what each map costs it, the dearest first."""
-    x, y, native = panel[0]["model_x"], panel[0]["model_y"], native_of(panel)
-    loss, right = fixed(native["loss"], ".2f"), fixed(native["score"], ".1%")
+    x = panel[0]["model_x"]
+    y = panel[0]["model_y"]
+    native = native_of(panel)
+    loss = fixed(native["loss"], ".2f")
+    right = fixed(native["score"], ".1%")
     said = f"{y} has a loss of {loss} nats a token with its own states, and predicts {right} of the tokens correctly."
     lines, lost = _answered(panel, "penalty")
     if "identity" in lines:
         said += f" The states of {x} as they are {_raise(lines['identity'])}."
     names = sorted(_of_role(lines), key=lambda name: -mean(lines[name], "penalty"))
-    costly = [name for name in names if _costly(lines[name])]
-    free = [name for name in names if name not in costly]
-    parts = [f"{name} {span(lines[name], 'penalty', '.3f')}" for name in costly]
+    costly = []
+    free = []
+    parts = []
+    for name in names:
+        if _costly(lines[name]):
+            costly.append(name)
+            parts.append(f"{name} {span(lines[name], 'penalty', '.3f')}")
+        else:
+            free.append(name)
     if free:
         parts.append(f"less than 0.001 with {listed(free)}")
     if parts:
@@ -152,8 +171,12 @@ def _overlap(worse: Sequence[Row], better: Sequence[Row]) -> bool:
 
 def _task(panel: Sequence[Row]) -> str:
     """What a task's score becomes with mapped states: which maps keep it, and how far the others are from it."""
-    x, y, native = panel[0]["model_x"], panel[0]["model_y"], native_of(panel)
-    own, form, score = native["score"], score_form(panel), score_in_words(native)
+    x = panel[0]["model_x"]
+    y = panel[0]["model_y"]
+    native = native_of(panel)
+    own = native["score"]
+    form = score_form(panel)
+    score = score_in_words(native)
     said = f"{y} has a {plain_score(panel)} of {score} with its own states"
     if form == ".1%":
         texts = f"{native['n_texts']:,} held-out texts"
@@ -162,7 +185,8 @@ def _task(panel: Sequence[Row]) -> str:
     if "identity" in lines:
         bare = span(lines["identity"], "score", form)
         said += f" and {bare} when {x}'s states are put in as they are"
-    kept, moved = [], []
+    kept = []
+    moved = []
     for name in _of_role(lines):
         changes = [row["score"] - own for row in lines[name]]
         if max(map(abs, changes)) <= KEPT:
@@ -194,7 +218,8 @@ def _closeness(maps: Sequence[Row], prices: Sequence[Row]) -> str:
         return "None of the maps has a finite error at every site."
     left = unexplained(lines[best], of=" of the variance unexplained (FVU)")
     said = f"The closest map, {with_training(best, lines[best])}, {left}"
-    plain = closest({name: lines[name] for name in PLAIN if name in lines}, "fvu")
+    baselines = {name: lines[name] for name in PLAIN if name in lines}
+    plain = closest(baselines, "fvu")
     if plain is not None and best not in PLAIN:
         said += f", where {plain} {unexplained(lines[plain])}"
     parts = []
@@ -209,7 +234,8 @@ def _closeness(maps: Sequence[Row], prices: Sequence[Row]) -> str:
 def _beyond(maps: Sequence[Row]) -> list[str]:
     """How close the maps are on types that none was fitted on, and on another text; which have memorised words."""
     said = []
-    seen, unseen = _lines(maps, "fvu_seen"), _lines(maps, "fvu_unseen")
+    seen = _lines(maps, "fvu_seen")
+    unseen = _lines(maps, "fvu_unseen")
     unseen = {name: line for name, line in unseen.items() if name in seen}
     best = closest(unseen, "fvu_unseen")
     if best is not None and mean(unseen[best], "fvu_unseen") >= LEAST_SHARE:
@@ -221,7 +247,8 @@ def _beyond(maps: Sequence[Row]) -> list[str]:
     parts = []
     for name, line in unseen.items():
         if memorised(mean(line, "fvu_seen"), mean(line, "fvu_unseen")):
-            there, here = share_range(line, "fvu_unseen"), share_range(line, "fvu_seen")
+            there = share_range(line, "fvu_unseen")
+            here = share_range(line, "fvu_seen")
             parts.append(f"{name}, {there} on these types and {here} on types seen in fitting")
     if parts:
         said.append(f"Partly memorised words: {'; '.join(parts)}.")
@@ -233,7 +260,9 @@ def _beyond(maps: Sequence[Row]) -> list[str]:
 
 
 def _lines(maps: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    return known_lines(maps, column) if is_known(maps, column) else {}
+    if not is_known(maps, column):
+        return {}
+    return known_lines(maps, column)
 
 
 def _nearest(name: str, lines: Lines, column: str) -> str:

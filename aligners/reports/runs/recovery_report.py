@@ -73,7 +73,9 @@ def lead(rows: Sequence[Row]) -> str:
 
 def _share(line: Sequence[Row]) -> str:
     left = mean(line, "fvu")
-    return "less than 0.1%" if left < 0.001 else f"{plain_number(100 * left, 2)}%"
+    if left < 0.001:
+        return "less than 0.1%"
+    return f"{plain_number(100 * left, 2)}%"
 
 
 def _table(means: Sequence[Row]) -> SiteTable:
@@ -89,10 +91,12 @@ def _table(means: Sequence[Row]) -> SiteTable:
 def _figure(means: Sequence[Row]) -> Figure:
     """Draw FVU against strength on logarithmic scales, a line for each method."""
     figure, (axis,) = panels(1, 1, PANEL, (1.9, 0.9))
-    methods, untrained = grouped(means, "method"), False
+    methods = grouped(means, "method")
+    untrained = False
     for name, look in method_looks(methods).items():
         line = methods[name]
-        across, up = values(line, "strength"), values(line, "fvu")
+        across = values(line, "strength")
+        up = values(line, "fvu")
         untrained |= line_of_maps(axis, across, up, line, name, look)
     log_scale([axis])
     axis.set_ylabel("FVU: share of variance left unexplained")

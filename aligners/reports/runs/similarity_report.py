@@ -148,7 +148,9 @@ def lead(meta: Row, pairs: Sequence[Sequence[Row]]) -> str:
     count = meta.get("n_rows") or first["n_rows"]
     measures = counted(len(lines), "measure")
     said = [f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."]
-    above, some, below = [], [], []
+    above = []
+    some = []
+    below = []
     for label, line in lines.items():
         controlled = known(known(line, "untrained"), "low")
         beats = [row for row in controlled if row["low"] > row["untrained"]]
@@ -190,7 +192,8 @@ def _value(label: str, line: Sequence[Row], *, controlled: bool) -> str:
         )
     controls = known(known(line, "untrained"), "null")
     if controls:
-        twins, null = span(controls, "untrained", ".2f"), span(controls, "null", ".2f")
+        twins = span(controls, "untrained", ".2f")
+        null = span(controls, "null", ".2f")
         text += f", {twins} between untrained twins and {null} with the texts permuted"
     return f"{text}."
 
@@ -291,7 +294,8 @@ def block_map(rows: Sequence[Row]) -> Figure:
     found: set[tuple[str, int]] = set()
     cells = []
     for row in rows:
-        x, y = (row["model_x"], row["layer_x"]), (row["model_y"], row["layer_y"])
+        x = (row["model_x"], row["layer_x"])
+        y = (row["model_y"], row["layer_y"])
         found |= {x, y}
         if row["direction"] != "backward":
             cells.append({"from": x, "to": y, "value": row["value"]})
@@ -329,7 +333,8 @@ def _name_blocks(axis: Axes, models: Sequence[str], crowded: bool) -> None:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
         axis.axvline(end - 0.5, color="w", linewidth=1.5)
     middles = ends - sizes / 2 - 0.5
-    above, right = axis.secondary_xaxis("top"), axis.secondary_yaxis("right")
+    above = axis.secondary_xaxis("top")
+    right = axis.secondary_yaxis("right")
     above.set_xticks(middles, list(blocks), rotation=90 if crowded else 0)
     right.set_yticks(middles, list(blocks), rotation=0 if crowded else 90, va="center")
     above.tick_params(length=0)

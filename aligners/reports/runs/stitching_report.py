@@ -53,7 +53,8 @@ def report(
         curves: one for each route, method, site pair and step.
         groups: of models. With groups, or many models, means over pairs of models are shown.
     """
-    shown, routes = with_short_names(rows), Routes(rows, groups)
+    shown = with_short_names(rows)
+    routes = Routes(rows, groups)
     figures: dict[str, Callable[[], Figure]] = {
         "penalty": partial(_by_site, routes, "penalty", PENALTY),
         "accuracy": partial(_accuracy_figure, routes),
@@ -152,9 +153,11 @@ class Routes:
         sources = list(dict.fromkeys(line.model_x for line in self.lines))
         looks = {}
         for line in self.lines:
-            colour, marker = targets.index(line.model_y), sources.index(line.model_x)
-            dashes = "--" if line.same else "-"
-            looks[line.name] = drawing.line_look(colour, marker, dashes, drawing.MODEL_COLOURS)
+            colour = targets.index(line.model_y)
+            marker = sources.index(line.model_x)
+            looks[line.name] = drawing.line_look(colour, marker, "-", drawing.MODEL_COLOURS)
+            if line.same:
+                looks[line.name]["linestyle"] = "--"
         return looks
 
     def shares(self) -> list[tuple[str, list[Line]]]:
@@ -164,7 +167,8 @@ class Routes:
         shares = []
         for lines in panels:
             alone = len(panels) > 1 and lines[0].same
-            shares.append((", each into itself" if alone else "", lines))
+            aside = ", each into itself" if alone else ""
+            shares.append((aside, lines))
         return shares
 
 
@@ -207,21 +211,26 @@ def _by_site(
 
     Each method has a panel, or several where lines are many, with the same levels.
     """
-    pairs, looks, panels = routes.pairs, routes.looks, []
+    pairs = routes.pairs
+    looks = routes.looks
+    panels = []
     for method, (aside, share) in product(routes.methods, routes.shares()):
         lines = []
         for line in share:
             cells = by_sites(where(line.rows, method=method))
             lines.append((line.name, looks[line.name], list(map(cells.get, pairs))))
         panels.append(drawing.SitePanel(method + aside, pairs, lines, levels))
-    across = "site (matching layers)" if routes.is_grid else "site (layer)"
+    across = "site (layer)"
+    if routes.is_grid:
+        across = "site (matching layers)"
     return drawing.site_figure(panels, column, up, scale, across, f"bars: {routes.intervals}")
 
 
 def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
     """Draw the penalty of one method on validation texts during training (Brown et al. 2023, Figure 6)."""
     routes = Routes(curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
-    looks, parts = routes.looks, list(product(routes.pairs, routes.shares()))
+    looks = routes.looks
+    parts = list(product(routes.pairs, routes.shares()))
     figure, axes = drawing.panels(
         len(parts), drawing.ABREAST, drawing.PANEL, (2.0, 0.6), sharey=True
     )
@@ -231,7 +240,8 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
             points.sort(key=lambda row: row["step"])
             if points:
                 look = looks[line.name] | {"markevery": -(-len(points) // MOST_MARKERS)}
-                steps, heights = values(points, "step"), numbers(points, "penalty")
+                steps = values(points, "step")
+                heights = numbers(points, "penalty")
                 axis.plot(steps, heights, label=line.name, **look)
         axis.set_title(f"site {site_name((x, y))}{aside}", fontsize=10)
     drawing.penalty_scale(axes)
@@ -243,9 +253,11 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
 def _penalty_map(routes: Routes) -> Figure:
     """Draw penalty over all site pairs: a row of panels with one scale for each method, a column for each line."""
     sited = known(routes.rows, "site_x")
-    up, across = sorted(distinct(sited, "site_x")), sorted(distinct(sited, "site_y"))
+    up = sorted(distinct(sited, "site_x"))
+    across = sorted(distinct(sited, "site_y"))
     size = max(1.9, 0.42 * len(across)) + 0.45, max(1.9, 0.42 * len(up)) + 0.7
-    count, methods = len(routes.lines), routes.methods
+    count = len(routes.lines)
+    methods = routes.methods
     figure, axes = drawing.panels(len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8)
     bar: drawing.Look = {"shrink": 0.8, "pad": 0.01, "label": "penalty, nats"}
     for place, method in enumerate(methods):
@@ -255,7 +267,9 @@ def _penalty_map(routes: Routes) -> Figure:
         ends = (0.0, 1.0)
         if costs:
             ends = min(0.0, *costs), max(drawing.LINEAR_UP_TO, *costs)
-        titles = [line.name for line in routes.lines] if place == 0 else [""] * count
+        titles = [""] * count
+        if place == 0:
+            titles = [line.name for line in routes.lines]
         columns = ("site_x", "site_y", "penalty")
         drawing.heat_maps(row, titles, cells, columns, up, across, *ends, **bar)
         row[0].set_ylabel(method, fontsize=9)
@@ -279,16 +293,19 @@ def _table(routes: Routes, method: str) -> SiteTable:
         title += f", {about['parameters']:,} parameters a site"
     if routes.is_grid:
         title += ", matching sites"
-    heading, column = score_heading(routes.rows), "score"
+    heading = score_heading(routes.rows)
+    column = "score"
     if routes.averaged:
         heading, column = "lost × 100", "score_penalty"
-    native = [] if routes.averaged else [f"native\n{heading}"]
+    native = [f"native\n{heading}"]
+    if routes.averaged:
+        native = []
     sites = site_names(routes.pairs)
     table = SiteTable(title, ["from → into"], native, {"penalty, nats": sites, heading: sites})
     for line in routes.lines:
         cells = by_sites(where(line.rows, method=method))
         if cells:
-            here = [cells.get(pair) for pair in routes.pairs]
+            here = list(map(cells.get, routes.pairs))
             natives = [] if routes.averaged else where(line.rows, method="native")
             texts = [_score(row, column) for row in natives]
             texts += map(_penalty, here)
@@ -300,7 +317,9 @@ def _table(routes: Routes, method: str) -> SiteTable:
 def _penalty(row: Row | None) -> str:
     if row is None:
         return ""
-    return "overflow" if row["penalty"] is None else with_interval(row, "penalty", "z.3f")
+    if row["penalty"] is None:
+        return "overflow"
+    return with_interval(row, "penalty", "z.3f")
 
 
 def _score(row: Row | None, column: str) -> str:

@@ -29,9 +29,11 @@ def lead(meta: Row, rows: Sequence[Row]) -> str:
         rows: likewise, with short names of models.
     """
     sound = known(known(rows, "site_x"), "penalty")
-    layers = [name for name in trained_methods(sound) if not _is_floor(where(sound, method=name))]
-    line = where(sound, method=layers[0]) if layers else []
-    different, same = where(line, same_model=False), where(line, same_model=True)
+    layers = [row for row in sound if row["role"] != "floor"]
+    names = trained_methods(layers)[:1]
+    line = [row for row in layers if row["method"] in names]
+    different = where(line, same_model=False)
+    same = where(line, same_model=True)
     if not different:
         return (
             "No stitching layer between different models improved on its start with a finite loss, so none is judged. "
@@ -40,13 +42,15 @@ def lead(meta: Row, rows: Sequence[Row]) -> str:
     unit = "token" if meta.get("unit") == "token" else "text"
     worst = in_words(max(different, key=itemgetter("penalty")), "penalty", ".3f")
     said = (
-        f"With a stitching layer ({layers[0]}) that was trained on the task's loss, a frozen model goes on from the "
+        f"With a stitching layer ({names[0]}) that was trained on the task's loss, a frozen model goes on from the "
         f"states of a different one with a penalty of {span(different, 'penalty', '.3f')} nats a {unit}, at its worst "
         f"place {worst}."
     )
     if same:
         least = max(map(abs, values(same, "penalty"))) < LEAST_NATS
-        cost = "less than 0.001" if least else span(same, "penalty", ".3f")
+        cost = span(same, "penalty", ".3f")
+        if least:
+            cost = "less than 0.001"
         said += f" Of a model stitched to itself, the control, it is {cost} nats."
     return said
 
@@ -61,7 +65,7 @@ def method_words(rows: Sequence[Row], *, directions: bool) -> list[str]:
         rows: of one method and all routes, with short names of models.
         directions: whether to compare the two directions of each pair of models.
     """
-    rows = [row for row in rows if is_trained(row)]
+    rows = list(filter(is_trained, rows))
     if not rows:
         return []
     sound = known(rows, "penalty")
@@ -103,10 +107,11 @@ def _directions(rows: Sequence[Row]) -> list[str]:
                 both.append((row, back[m, l]))
         if not both:
             continue
-        turned = [(b, a) for a, b in both]
+        turned = [pair[::-1] for pair in both]
         if _dearer(both) < _dearer(turned):
             x, y, both, turned = y, x, turned, both
-        what = "site pair" if any(row["site_x"] != row["site_y"] for row, _ in both) else "site"
+        diagonal = all(row["site_x"] == row["site_y"] for row, _ in both)
+        what = "site" if diagonal else "site pair"
         text = (
             f"{x} → {y} costs more than {y} → {x} at {_dearer(both)} of {counted(len(both), what)}"
         )
@@ -160,7 +165,8 @@ def _score_kept(different: Sequence[Row]) -> list[str]:
         return []
     kept = [row for row in scored if row["score_penalty"] <= SMALL]
     worst = max(scored, key=itemgetter("score_penalty"))
-    name, places = plain_score(different), f"{len(kept)} of {_places(scored)}"
+    name = plain_score(different)
+    places = f"{len(kept)} of {_places(scored)}"
     said = f"from a different model the target keeps its {name} within 1 point at {places}"
     if worst["score_penalty"] > 0:
         points = f"{100 * worst['score_penalty']:.1f} points"

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from aligners.finetuning.truncating import MEAN
 from aligners.reports.drawing import ABREAST, LOOKS, Look, heat_map, label, layer_grid, panels
 from aligners.reports.names import (
+    blank,
     fixed,
     floor_words,
     plain_score,
@@ -18,7 +19,18 @@ from aligners.reports.names import (
     score_words,
     with_short_names,
 )
-from aligners.reports.report import Report, Row, distinct, grouped, known, numbers, values, where
+from aligners.reports.report import (
+    Report,
+    Row,
+    by_column,
+    distinct,
+    grouped,
+    known,
+    number,
+    numbers,
+    values,
+    where,
+)
 from aligners.reports.screen import SiteTable
 
 A_POINT = 0.01  # of the score
@@ -28,12 +40,14 @@ FLOOR: Look = {"color": "#D55E00", "linestyle": ":"}
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each model and condition."""
-    shown, majority = with_short_names(rows), meta["majority_score"]
+    shown = with_short_names(rows)
+    majority = meta["majority_score"]
     figures = {
         "truncation": partial(truncation_figure, shown, majority),
         "skipping": partial(skipping_figure, shown, majority),
     }
-    first, screen = lead(shown, majority), [surgery_table(shown, majority)]
+    first = lead(shown, majority)
+    screen = [surgery_table(shown, majority)]
     return Report("surgery", meta, rows, figures=figures, screen=screen, lead=first)
 
 
@@ -53,8 +67,11 @@ def lead(rows: Sequence[Row], majority: float) -> str:
             "Models were truncated after a site, and spans of blocks were skipped. "
             "The whole model has no score that is a number."
         )
-    name, form, own = whole["model"], score_form(rows), score_in_words(whole)
-    said = f"With all blocks {'the ' if name == MEAN else ''}{name} "
+    name = whole["model"]
+    form = score_form(rows)
+    own = score_in_words(whole)
+    the = "the " if name == MEAN else ""
+    said = f"With all blocks {the}{name} "
     if form == ".1%":
         said += f"classifies {own} of {whole['n_texts']:,} held-out texts correctly"
     else:
@@ -86,8 +103,11 @@ def _kept(cut: Sequence[Row], near: float) -> str:
         return f"it is more than a point below that after every site but the last, {best} at best"
     if cut[-1]["score"] < near:
         return f"it is within a point of that after site {', '.join(map(str, sites))} alone"
-    lost = [row["site"] for row in cut if row["score"] < near]
-    first = min(site for site in sites if site > max(lost, default=-1))
+    first = cut[-1]["site"]
+    for row in reversed(cut):
+        if row["score"] < near:
+            break
+        first = row["site"]
     return f"it stays within a point of that from site {first} on"
 
 
@@ -97,15 +117,20 @@ def _kept(cut: Sequence[Row], near: float) -> str:
 def surgery_table(rows: Sequence[Row], majority: float) -> SiteTable:
     """Make a table of every truncation's score by site, for each model and for their mean."""
     cut = [row for row in known(rows, "site") if row["kind"] != "native"]
-    words, texts = score_words(rows), f"on {rows[0]['n_texts']} held-out texts"
+    words = score_words(rows)
+    texts = f"on {rows[0]['n_texts']} held-out texts"
     floor = f"({floor_words(rows)}: {100 * majority:.1f})"
     title = f"{words[0].upper()}{words[1:]} of models truncated after a site, {texts} {floor}"
     sites = sorted(distinct(cut, "site"))
     table = SiteTable(title, ["model", "head"], [], {"": map(str, sites)})
     for (model, kind), line in grouped(cut, "model", "kind").items():
-        scores = {row["site"]: f"{100 * row['score']:.1f}" for row in known(line, "score")}
-        cells = [scores.get(site, "") for site in sites]
-        table.add_row(model, kind, *cells, style="bold" if model == MEAN else None)
+        here = by_column(line, "site")
+        cells = []
+        for site in sites:
+            row = here.get(site, {"score": None})
+            cells.append(blank(100 * number(row["score"]), ".1f"))
+        style = "bold" if model == MEAN else None
+        table.add_row(model, kind, *cells, style=style)
     return table
 
 
@@ -125,7 +150,8 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
             if model == MEAN or len(models) == 1:
                 _thick(axis, line, style)
                 continue
-            sites, scores = values(line, "site"), numbers(line, "score", 100)
+            sites = values(line, "site")
+            scores = numbers(line, "score", 100)
             axis.plot(sites, scores, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1)
             if line and MEAN not in models:  # models of different depths have no mean
                 axis.annotate(model, (sites[-1], scores[-1]), fontsize=6)
@@ -142,7 +168,8 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
 
 def _thick(axis: Axes, line: Sequence[Row], style: Look) -> None:
     sites = values(line, "site")
-    low, high = numbers(line, "score_low", 100), numbers(line, "score_high", 100)
+    low = numbers(line, "score_low", 100)
+    high = numbers(line, "score_high", 100)
     axis.fill_between(sites, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axis.plot(sites, numbers(line, "score", 100), linewidth=1.7, markersize=4.5, **style)
 
@@ -152,11 +179,13 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
 
     Each model has a panel; the mean of several has the first.
     """
-    spans, natives = where(rows, kind="skip"), where(rows, kind="native")
+    spans = where(rows, kind="skip")
+    natives = where(rows, kind="native")
     models = sorted(grouped(spans, "model").items(), key=lambda item: item[0] != MEAN)
-    whole = {row["model"]: row["score"] for row in natives}
+    whole = by_column(natives, "model")
     scores = values(known(spans, "score"), "score")
-    low, high = min([*scores, majority]), max(scores + values(known(natives, "score"), "score"))
+    low = min([*scores, majority])
+    high = max(scores + values(known(natives, "score"), "score"))
     size = max(2.4, 0.42 * max(values(spans, "last")))
     shape = (size + 0.5, size + 0.7)
     figure, axes = panels(len(models), ABREAST, shape, (1.2, 0.4), boxed=True, font=8)
@@ -164,8 +193,11 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
         blocks = range(1, max(values(line, "last")) + 1)
         grid = layer_grid(line, ("first", "last", "score"), blocks, blocks)
         image = heat_map(axis, grid, blocks, blocks, low, high)
-        own = "" if whole[model] is None else f"\nwhole: {whole[model]:.3f}"
-        axis.set_title(f"{model}{own}", fontsize=8)
+        title = model
+        own = whole[model]["score"]
+        if own is not None:
+            title += f"\nwhole: {own:.3f}"
+        axis.set_title(title, fontsize=8)
     words = f"held-out texts: {rows[0]['score_name']}"
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=words)
     bar.ax.axhline(majority, linewidth=1.5, **FLOOR)

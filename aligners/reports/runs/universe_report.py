@@ -109,7 +109,8 @@ def lead(rows: Sequence[Row]) -> str:
     Args:
         rows: of the report, with short names of models.
     """
-    models, sites = len(distinct(rows, "model_x")), counted(len(_by_site(rows)), "site")
+    models = len(distinct(rows, "model_x"))
+    sites = counted(len(_by_site(rows)), "site")
     said = (
         f"{models} models were mapped into one space at {sites}, each by a bijection of its own, and from one model "
         "into another through it."
@@ -130,7 +131,8 @@ def lead(rows: Sequence[Row]) -> str:
             "maps."
         )
     ours = where(rows, method=NETWORK)
-    cycle, trip = largest(ours, "cycle"), largest(ours, "round_trip")
+    cycle = largest(ours, "cycle")
+    trip = largest(ours, "round_trip")
     if cycle is not None:
         said += f" From a model over two others back to it, states are off by at most {cycle:.1e} of the largest value"
         said += "." if trip is None else f"; into the space and back by {trip:.1e}."
@@ -145,7 +147,8 @@ def _directions_in_words(directions: Sequence[Row]) -> list[str]:
         counts = []
         for row in line:
             counts.append(sum(row[name] > SHARED for name in names))
-        every, none = counts.count(len(names)), counts.count(0)
+        every = counts.count(len(names))
+        none = counts.count(0)
         some = len(line) - every - none
         said.append(
             f"Site {site}: of {len(line)} directions {every} are shared by all models, {some} by some, {none} by none "
@@ -216,7 +219,8 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 
 def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
     """Draw FVU from every model into every other, a panel for each kind of maps."""
-    names, methods = distinct(rows, "model_y"), grouped(rows, "method")
+    names = distinct(rows, "model_y")
+    methods = grouped(rows, "method")
     size = (0.5 * len(names) + 1.0, 0.5 * len(names) + 0.6)
     figure, axes = panels(len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True)
     top = min(1.0, largest(rows, "fvu") or 1.0)
@@ -237,7 +241,8 @@ def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
 
 def _directions(rows: Sequence[Row]) -> Figure:
     """Draw, site by site, the variance along the space's directions, and what each model shares of them."""
-    sites, names = grouped(rows, "site"), _names(rows)
+    sites = grouped(rows, "site")
+    names = _names(rows)
     size = (3.8, 0.2 * len(names) + 1.2)
     figure, axes = panels(2 * len(sites), 2, size, (1.0, 0.6), width_ratios=(1, 1.7))
     for (site, here), left, right in zip(sites.items(), axes[::2], axes[1::2], strict=True):
@@ -257,7 +262,9 @@ def _directions(rows: Sequence[Row]) -> Figure:
 
 def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
     """Draw, site by site, who has the directions that each model varies in, and what the first directions hold."""
-    sites, points, names = grouped(rows, "site"), grouped(curve, "site"), _names(curve)
+    sites = grouped(rows, "site")
+    points = grouped(curve, "site")
+    names = _names(curve)
     size = (3.6, 0.3 * len(names) + 1.4)
     figure, axes = panels(2 * len(sites), 2, size, (0.8, 0.8))
     for (site, here), left, right in zip(sites.items(), axes[::2], axes[1::2], strict=True):
@@ -271,7 +278,8 @@ def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
 
 def _owners(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> None:
     """Draw a bar for each model, split by who has its directions."""
-    up, left = np.arange(len(rows)), np.zeros(len(rows))
+    up = np.arange(len(rows))
+    left = np.zeros(len(rows))
     for place, (group, called) in enumerate(WHO.items()):
         share = np.array(values(rows, group))
         colour = mpl.colormaps["viridis"](0.9 - 0.4 * place)
@@ -286,7 +294,8 @@ def _held(axis: Axes, rows: Sequence[Row], points: Sequence[Row], names: Mapping
     """Draw how much of each model's variance the first directions hold, and as a dot what the trained space holds."""
     for place, (name, row) in enumerate(zip(names, rows, strict=True)):
         colour = COLOURS[place % len(COLOURS)]
-        across, up = values(points, "directions"), values(points, name)
+        across = values(points, "directions")
+        up = values(points, name)
         axis.plot(across, up, label=names[name], color=colour, linewidth=1.3)
         axis.plot([row["shared"]], [row["held"]], marker="o", linestyle="", color=colour)
     axis.set(xlabel="directions, the most shared first", ylabel="share of the variance")

@@ -37,9 +37,11 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
         rows: one for each task, measure, method and site pair.
         twin: one for each map, part of the state and site pair.
     """
-    shown, swaps = with_short_names(rows), with_short_names(twin)
+    shown = with_short_names(rows)
+    swaps = with_short_names(twin)
     figures = {"probes_across": partial(_figure, shown)}
-    screen, read = [_table(shown)], _read(shown)
+    screen = [_table(shown)]
+    read = _read(shown)
     findings = read[MOST_SCORES:] + _not_read(shown)
     if twin:
         figures["probes_twin"] = partial(_twin_figure, swaps)
@@ -70,7 +72,8 @@ def lead(rows: Sequence[Row], read: Sequence[str]) -> str:
         rows: of the report, with short names of models.
         read: the sentences of all tasks.
     """
-    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    x = rows[0]["model_x"]
+    y = rows[0]["model_y"]
     said = f"States of {x} were mapped into the space of {y}, and read there by probes that were trained on {y} alone."
     if not read:
         read = ["No map is trained at every site, so none is compared with another."]
@@ -79,11 +82,13 @@ def lead(rows: Sequence[Row], read: Sequence[str]) -> str:
 
 def _best(panel: Sequence[Row]) -> str:
     """The trained map with the highest mean score over sites; empty if there is none."""
-    best, highest = "", -math.inf
+    best = ""
+    highest = -math.inf
     for name, line in trained(grouped(where(panel, role="method"), "method")).items():
         score = mean(line, "score", known=True)
         if score > highest:
-            best, highest = name, score
+            best = name
+            highest = score
     return best
 
 
@@ -98,7 +103,9 @@ def _percent(value: float | None) -> str:
 
 def _read(rows: Sequence[Row]) -> list[str]:
     """What probes read of each task in the states of the best map, of both models, and of the baseline."""
-    x, y, said = rows[0]["model_x"], rows[0]["model_y"], []
+    x = rows[0]["model_x"]
+    y = rows[0]["model_y"]
+    said = []
     for (task, measure), panel in grouped(rows, "task", "measure").items():
         best = _best(panel)
         if not best:
@@ -178,7 +185,8 @@ def _restored(swaps: Sequence[Row], part: str) -> Lines:
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of scores: what is read down, sites across."""
     read = f"what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
-    title, sites = f"{route_name(rows[0])}: {read}", site_names(site_pairs(rows))
+    title = f"{route_name(rows[0])}: {read}"
+    sites = site_names(site_pairs(rows))
     table = SiteTable(title, ["task", "read in"], ["kept"], {"": sites})
     for (task, measure, method), line in grouped(rows, "task", "measure", "method").items():
         role = line[0]["role"]
@@ -191,7 +199,8 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 def _twin_table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of penalties: what was swapped down, sites across."""
     swapped = "penalty of swapping what a probe reads, or other dimensions, nats"
-    title, sites = f"{route_name(rows[0])}: {swapped}", site_names(site_pairs(rows))
+    title = f"{route_name(rows[0])}: {swapped}"
+    sites = site_names(site_pairs(rows))
     table = SiteTable(title, ["map", "part"], ["dimensions"], {"": sites})
     for (method, part, k), line in grouped(rows, "method", "part", "dimensions").items():
         cells = []
@@ -206,7 +215,8 @@ def _twin_table(rows: Sequence[Row]) -> SiteTable:
 
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw scores by site, a panel for each task and measure."""
-    x, y = rows[0]["model_x"], rows[0]["model_y"]
+    x = rows[0]["model_x"]
+    y = rows[0]["model_y"]
     names = {"native_y": f"{y}, its own", "native_x": f"{x}, its own probe"}
     looks: dict[str, Look] = {}
     for name, (colour, marker, dashes) in NATIVE.items():

@@ -71,7 +71,8 @@ def _orders(codes: Sequence[Row], scores: Sequence[Row], task: str) -> list[str]
         return []
     if by_code == by_score:
         return [f"{task}: codelengths order the sites as F1 does."]
-    first, second = ", ".join(map(str, by_code)), ", ".join(map(str, by_score))
+    first = ", ".join(map(str, by_code))
+    second = ", ".join(map(str, by_score))
     order = f"sites from best to worst by codelength {first}, by F1 {second}"
     return [f"{task}: {order} (rank correlation {rank:z.2f})."]
 
@@ -81,7 +82,8 @@ def codes_tables(rows: Sequence[Row]) -> list[SiteTable]:
     tables = []
     for model, of_model in grouped(rows, "model").items():
         sites = sites_read(of_model)
-        title, across = f"{model}: uniform code over codelength, by layer", map(word_of_site, sites)
+        title = f"{model}: uniform code over codelength, by layer"
+        across = map(word_of_site, sites)
         table = SiteTable(title, ["task", "sent by"], ["by frequencies"], {"": across})
         for task, line in grouped(of_model, "task").items():
             for name, kind in CODES.items():
@@ -90,7 +92,8 @@ def codes_tables(rows: Sequence[Row]) -> list[SiteTable]:
                     cells[row["site"]] = with_interval(row, "compression", ".2f")
                 least = "" if kind["control"] else f"{_by_frequencies(line):.2f}"
                 if cells:
-                    table.add_row(task, name, least, *(cells.get(site, "") for site in sites))
+                    texts = [cells.get(site, "") for site in sites]
+                    table.add_row(task, name, least, *texts)
         tables.append(table)
     return tables
 
@@ -98,7 +101,8 @@ def codes_tables(rows: Sequence[Row]) -> list[SiteTable]:
 def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
     """Draw, for each model and task, compression by site, and below it bits a target by portion."""
     groups = list(grouped(rows, "model", "task").items())[: drawing.ABREAST]
-    count, several = len(groups), len({model for (model, _), _ in groups}) > 1
+    count = len(groups)
+    several = len(distinct(rows, "model")) > 1
     figure, axes = drawing.panels(2 * count, count, drawing.PANEL, (2.2, 0.9))
     for place, ((model, task), panel) in enumerate(groups):
         _compressions(axes[place], panel, f"{model}, {task}" if several else task)
@@ -129,8 +133,11 @@ def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
     sites = sites_read(rows)
     for place, site in enumerate(sites):
         shares = sorted(grouped(where(rows, site=site), "share").items())
-        across = [100 * share for share, _ in shares]
-        losses = [mean(line, "bits_a_target") for _, line in shares]
+        across = []
+        losses = []
+        for share, line in shares:
+            across.append(100 * share)
+            losses.append(mean(line, "bits_a_target"))
         look = drawing.line_look(place, place + 3, "-") | {"markersize": 3, "linewidth": 1}
         look["color"] = mpl.colormaps["viridis"](0.9 * place / len(sites))  # brighter when deeper
         name = "mix" if site is None else f"site {site}"

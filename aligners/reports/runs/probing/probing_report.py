@@ -39,7 +39,8 @@ MOST_SCORES = 2  # in the first sentences
 KINDS = ("trained", "untrained", "control task")
 DASHES = ("-", "--", ":")  # of their lines
 WIDTH, LETTERS = 0.62, 9  # inches a word takes, and letters of a note that this has room for
-RIGHT, WRONG = drawing.COLOURS[2], drawing.COLOURS[1]
+RIGHT = drawing.COLOURS[2]
+WRONG = drawing.COLOURS[1]
 
 
 def report(
@@ -60,7 +61,8 @@ def report(
         codelengths: bits of all labels, of each edge probe and control.
         portions: bits of a label in each portion, likewise.
     """
-    shown, codes = with_short_names(rows), with_short_names(codelengths)
+    shown = with_short_names(rows)
+    codes = with_short_names(codelengths)
     figures: dict[str, Callable[[], Figure]] = {"probing": partial(layers_figure, shown)}
     if trees:
         figures["probing_trees"] = partial(trees_figure, with_short_names(trees))
@@ -165,7 +167,8 @@ def lead(rows: Sequence[Row], best: Sequence[str]) -> str:
         rows: of the report, with short names of models.
         best: the sentences on the best scores.
     """
-    models, tasks = distinct(rows, "model"), counted(len(distinct(rows, "task")), "task")
+    models = distinct(rows, "model")
+    tasks = counted(len(distinct(rows, "task")), "task")
     who = models[0] if len(models) == 1 else f"{len(models)} models"
     sentences = f"{largest(rows, 'n_sentences'):,} held-out sentences"
     said = f"Probes of {tasks} were trained on the states of {who} and scored on {sentences}."
@@ -176,7 +179,8 @@ def lead(rows: Sequence[Row], best: Sequence[str]) -> str:
 
 def _what_was_read(meta: Row) -> list[str]:
     """How many sentences were read and left out, and from where."""
-    said, read = [], meta.get("sentences")
+    said = []
+    read = meta.get("sentences")
     if read:
         stopped = ""
         if "validation" in read:
@@ -216,7 +220,8 @@ def _best_scores(rows: Sequence[Row]) -> list[str]:
     """The best score of each model and task beside that at site 0, of the untrained twin, and its selectivity."""
     said = []
     for line in grouped(known(rows, "score"), "model", "task", "probe").values():
-        read, twins = where(line, source="model"), where(line, source="untrained")
+        read = where(line, source="model")
+        twins = where(line, source="untrained")
         if not read:
             continue
         row = max(read, key=itemgetter("score"))
@@ -249,7 +254,8 @@ def _no_better(rows: Sequence[Row]) -> list[str]:
     """Where a probe reads no more than the baseline has."""
     said = []
     for line in grouped(rows, "model", "task", "probe").values():
-        baseline, read = _baseline(line), where(line, source="model")
+        baseline = _baseline(line)
+        read = where(line, source="model")
         for column, measure in MEASURES[baseline["probe"]].items():
             least = baseline[column] or 0.0
             below = []
@@ -273,10 +279,12 @@ def _no_better(rows: Sequence[Row]) -> list[str]:
 def _table(rows: Sequence[Row], model: str) -> SiteTable:
     """Make the table of a model: a line for each score and control, sites across."""
     sites = sites_read(_of_states(rows))
-    title, across = f"{model}: what probes find, by layer", {"": map(word_of_site, sites)}
+    title = f"{model}: what probes find, by layer"
+    across = {"": map(word_of_site, sites)}
     table = SiteTable(title, ["task", "score"], ["baseline"], across)
     for task, line in grouped(rows, "task").items():
-        baseline, ranks = _baseline(line), _ranks(line)
+        baseline = _baseline(line)
+        ranks = _ranks(line)
         for rank in ranks:
             for name, kind, column, cells in _lines(where(_of_states(line), rank=rank), sites):
                 heading = f"{name}, rank {rank}" if len(ranks) > 1 else name
@@ -322,7 +330,8 @@ def _drawn(
         for line in _lines(where(own, rank=_ranks(own)[-1]), sites):
             if line.column != column:
                 continue
-            name, colour = KINDS[line.kind], line.kind
+            name = KINDS[line.kind]
+            colour = line.kind
             if len(models) > 1:
                 name, colour = f"{model}, {name}", place
             look = drawing.line_look(colour, line.kind, DASHES[line.kind], drawing.MODEL_COLOURS)
@@ -343,10 +352,13 @@ def trees_figure(trees: Sequence[Row]) -> Figure:
 
 
 def _tree(axis: Axes, row: Row) -> None:
-    every, counting, found = _edges(row["edges"]), _edges(row["counted"]), _edges(row["found"])
+    every = _edges(row["edges"])
+    counting = _edges(row["counted"])
+    found = _edges(row["found"])
     for place, word in enumerate(row["words"].split()):
         axis.text(place, 0, word, ha="center", va="center", fontsize=8)
-    above, below = {"theta1": 0, "theta2": 180}, {"theta1": 180, "theta2": 360}
+    above = {"theta1": 0, "theta2": 180}
+    below = {"theta1": 180, "theta2": 360}
     _arcs(axis, counting, 0.35, color="0.3", **above)
     _arcs(axis, every - counting, 0.35, color="0.8", **above)
     _arcs(axis, found & counting, -0.35, color=RIGHT, **below)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,7 +20,18 @@ from aligners.reports.names import (
     with_interval,
     with_short_names,
 )
-from aligners.reports.report import Report, Row, distinct, grouped, known, mean, values, where
+from aligners.reports.report import (
+    Report,
+    Row,
+    by_column,
+    distinct,
+    grouped,
+    known,
+    mean,
+    number,
+    values,
+    where,
+)
 from aligners.reports.screen import SiteTable
 
 SCORES: dict[str, Look] = LOOKS["carrying"]
@@ -67,11 +79,14 @@ def forecast(row: Row, side: str = "") -> float | None:
 
 def loss(row: Row) -> float:
     """What an artefact loses at best, left as it is or carried: of its score or, where none is known, of agreement."""
-    column, before = "predicted", row["own_score"]
+    column = "predicted"
+    before = row["own_score"]
     if forecast(row) is None:
         column, before = "fidelity", 1.0
-    kept = [row[side + column] for side in SIDES if row[side + column] is not None]
-    return before - max(kept) if kept else -1.0  # less than any
+    kept = [number(row[side + column]) for side in SIDES]
+    if np.isnan(kept).all():
+        return -1.0  # less than any
+    return float(before - np.nanmax(kept))
 
 
 def _urgency(row: Row) -> tuple[float, bool]:
@@ -86,7 +101,8 @@ def lead(rows: Sequence[Row], scores: Sequence[Row]) -> str:
         rows: of the report, in this order.
         scores: likewise.
     """
-    first, count = rows[0], len(rows)
+    first = rows[0]
+    count = len(rows)
     carried = f"{count} artefacts of {first['model_x']} were"
     if count == 1:
         carried = f"An artefact of {first['model_x']} was"
@@ -104,7 +120,9 @@ def _fate(row: Row) -> str:
     """`tone (forecast 0.890 [0.870, 0.910] of 0.912, as it is 0.750)`, or its agreement where no score is known."""
     what, column, own = "agreement", "fidelity", ""
     if forecast(row) is not None:
-        what, column, own = "forecast", "predicted", f" of {fixed(row['own_score'], PLACES)}"
+        what = "forecast"
+        column = "predicted"
+        own = f" of {fixed(row['own_score'], PLACES)}"
     if row[column] is None:
         return str(row["artefact"])
     text = f"{what} {in_words(row, column, PLACES)}{own}"
@@ -137,7 +155,10 @@ def _against_labels(rows: Sequence[Row], scores: Sequence[Row]) -> str:
 
 def _without_forecast(rows: Sequence[Row]) -> list[str]:
     """Which artefacts have no forecast, and how they get one."""
-    names = [row["artefact"] for row in known(rows, "fidelity") if forecast(row) is None]
+    names = []
+    for row in known(rows, "fidelity"):
+        if forecast(row) is None:
+            names.append(row["artefact"])
     if not names:
         return []
     listed = ", ".join(names[:MOST_NAMED])
@@ -195,7 +216,8 @@ def artefact_card(row: Row, scores: Sequence[Row], meta: Row, *, through: bool) 
             f"decisions, rank correlation {ranks}. This says nothing of whether the old answers were right."
         )
     if forecast(row) is not None:
-        expected, own = in_words(row, "predicted", PLACES), fixed(row["own_score"], PLACES)
+        expected = in_words(row, "predicted", PLACES)
+        own = fixed(row["own_score"], PLACES)
         told = f"Forecast: AUROC {expected}, from the {own} that {row['own_score_of']} gave on {row['model_x']}"
         if forecast(row, "stale_") is not None:
             told += f"; {in_words(row, 'stale_predicted', PLACES)} if it is left as it is"
@@ -242,8 +264,10 @@ def _fates(rows: Sequence[Row]) -> SiteTable:
         cells.append(blank(row["own_score"], PLACES))
         for side in SIDES:
             for name in said:
-                hidden = name == "predicted" and forecast(row, side) is None
-                cells.append("" if hidden else with_interval(row, side + name, PLACES))
+                text = with_interval(row, side + name, PLACES)
+                if name == "predicted" and forecast(row, side) is None:
+                    text = ""
+                cells.append(text)
         table.add_row(*cells)
     return table
 
@@ -253,7 +277,7 @@ def _scores(rows: Sequence[Row], scores: Sequence[Row]) -> SiteTable:
     groups = {"AUROC": list(SCORES), "accuracy": list(SCORES)}
     table = SiteTable("Against the labels of held-out texts", ["artefact"], [], groups)
     for name in distinct(rows, "artefact"):
-        conditions = {row["condition"]: row for row in where(scores, artefact=name)}
+        conditions = by_column(where(scores, artefact=name), "condition")
         cells = []
         for column in ("auroc", "accuracy"):
             for condition in SCORES:
@@ -273,7 +297,7 @@ def _maps(maps: Sequence[Row]) -> SiteTable:
         cells = []
         for name, rows in names:
             line = where(maps, artefact=artefact, map=name, fitted_on=rows)
-            cells.append(f"{min(values(line, 'error')):.4f}" if line else "")
+            cells.append(blank(min(values(line, "error"), default=None), ".4f"))
         table.add_row(artefact, *cells)
     return table
 
@@ -309,9 +333,13 @@ def figure(rows: Sequence[Row], scores: Sequence[Row]) -> Figure:
 
 def _point(axis: Axes, row: Row, column: str, place: float, name: str, look: Look) -> None:
     """Draw a value with its interval."""
-    value, low, high = row[column], row[f"{column}_low"], row[f"{column}_high"]
+    value = row[column]
+    low = row[f"{column}_low"]
+    high = row[f"{column}_high"]
     if value is None:
         return
-    bars = None if low is None else [[max(value - low, 0)], [max(high - value, 0)]]
+    bars = None
+    if low is not None:
+        bars = [[max(value - low, 0)], [max(high - value, 0)]]
     options: Look = {"label": name, "linestyle": "none", "elinewidth": 0.9, **look}
     axis.errorbar([value], [place], xerr=bars, **options)

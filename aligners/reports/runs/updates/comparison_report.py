@@ -31,7 +31,9 @@ from aligners.reports.report import (
 from aligners.reports.screen import SiteTable
 
 WHAT = WORDS["comparison"]
-NAMES, PANELS, QUANTITIES = WHAT["maps"], WHAT["panels"], WHAT["quantities"]
+NAMES = WHAT["maps"]
+PANELS = WHAT["panels"]
+QUANTITIES = WHAT["quantities"]
 ON_WHAT = WHAT["on_what"]  # a table of what differs -> its title, and its columns of words
 LOOKS = {"identity": "mlp", "rotation": "procrustes"}  # of maps that look alike in every figure
 AFTER = {  # a map
@@ -109,7 +111,8 @@ def lead(meta: Row, rows: Sequence[Row], function: Sequence[Row], types: Sequenc
 
 def _verdict(meta: Row) -> str:
     """What a verdict says that names no site."""
-    kind, map_ = meta["verdict"]["kind"], meta["verdict"]["map"]
+    kind = meta["verdict"]["kind"]
+    map_ = meta["verdict"]["map"]
     if kind == "coordinates" and map_ == "identity":
         return (
             "Only coordinates inside the blocks have changed: all states are the old ones but for rounding, and the "
@@ -148,7 +151,9 @@ def _verdict(meta: Row) -> str:
 
 def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
     """From which block on, where the most, on what, and by how much."""
-    first, most, map_ = verdict["first"], verdict["most"], verdict["map"]
+    first = verdict["first"]
+    most = verdict["most"]
+    map_ = verdict["map"]
     place = "the embeddings" if first == 0 else f"block {first}"
     told = f"The model has changed from {place} on"
     if most != first:
@@ -160,7 +165,9 @@ def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
     left = in_words(worst, "fvu", ".2g")
     told += f". There the old states, {AFTER[map_]}, leave {left} of the variance of the new ones."
     if map_ != "identity":
-        nearly = "of the embeddings nearly" if first == 0 else f"before {place}"
+        nearly = f"before {place}"
+        if first == 0:
+            nearly = "of the embeddings nearly"
         told += f" Its states are also written in other coordinates: {AFTER[map_]} those {nearly} agree."
     return told
 
@@ -173,12 +180,15 @@ def _on_answers(function: Sequence[Row], *, same: bool) -> str:
     changed = "are the old one's but for rounding"
     if not same:
         changed = "differ from the old one's by more than rounding"
-    agree = "have the same nearest text" if row["what"] == "similarities of texts" else "agree"
+    agree = "agree"
+    if row["what"] == "similarities of texts":
+        agree = "have the same nearest text"
     share = f"{in_words(row, 'agreement', '.2%')} of {row['units']:,} {agree}"
     said = f"The answers of the new model ({row['what']}) {changed}; {share}."
     if row.get("loss_change") is None:
         return said
-    old, new = fixed(row["loss_old"], ".4f"), fixed(row["loss_new"], ".4f")
+    old = fixed(row["loss_old"], ".4f")
+    new = fixed(row["loss_new"], ".4f")
     if old == new:
         return f"{said} The loss stays at {old} nats."
     change = in_words(row, "loss_change", "+.4f")
@@ -191,7 +201,9 @@ def _details(meta: Row, function: Sequence[Row], weights: Sequence[Row]) -> list
     for row in function:
         tolerance = fixed(row["tolerance"], ".2g")
         text = f"{row['measure']}: {in_words(row, 'difference', '.2g')}, where rounding explains {tolerance}"
-        said.append(f"{text}." if row["same"] else f"{text}: they differ.")
+        if not row["same"]:
+            text += ": they differ"
+        said.append(f"{text}.")
     if meta["not_compared"]:
         said.append(
             f"Answers are not compared: {meta['not_compared']}. The verdict is on states alone."
@@ -212,11 +224,9 @@ def _details(meta: Row, function: Sequence[Row], weights: Sequence[Row]) -> list
 
 def _on_weights(meta: Row) -> str:
     """In which blocks weights differ, and what weights cannot tell."""
-    verdict, changed, blocks = (
-        meta["verdict"],
-        meta["weights"]["changed"],
-        meta["weights"]["blocks"],
-    )
+    verdict = meta["verdict"]
+    changed = meta["weights"]["changed"]
+    blocks = meta["weights"]["blocks"]
     said = "Weights, compared entry by entry, "
     if not changed:
         return f"{said}do not differ by more than rounding."
@@ -247,17 +257,21 @@ def _sites(rows: Sequence[Row]) -> SiteTable:
         cells = tuple(map(four_digits, values(line, "tolerance")))
         explained.setdefault(cells, []).append(name)
     for cells, names in explained.items():
-        maps = "" if len(explained) == 1 else f": {', '.join(names)}"
-        table.add_row(f"rounding explains{maps}", *cells, style="dim")
+        heading = "rounding explains"
+        if len(explained) > 1:
+            heading += f": {', '.join(names)}"
+        table.add_row(heading, *cells, style="dim")
     return table
 
 
 def _answers(row: Row) -> SiteTable:
-    title, columns = f"Answers: {row['what']}, {row['units']:,}", ["value", "95 % interval"]
+    title = f"Answers: {row['what']}, {row['units']:,}"
+    columns = ["value", "95 % interval"]
     table = SiteTable(title, ["quantity"], columns, {})
     for name, words in QUANTITIES.items():
         if name in row:
-            low, high = four_digits(row[f"{name}_low"]), four_digits(row[f"{name}_high"])
+            low = four_digits(row[f"{name}_low"])
+            high = four_digits(row[f"{name}_high"])
             table.add_row(words or row["measure"], four_digits(row[name]), f"[{low}, {high}]")
     table.add_row("rounding explains", four_digits(row["tolerance"]), style="dim")
     return table
@@ -279,7 +293,8 @@ def _on_what(name: str, rows: Sequence[Row]) -> list[SiteTable]:
     """A table for each site of the types, tokens, texts or directions with the most of what differs."""
     tables, (title, words) = [], ON_WHAT[name]
     for site, line in grouped(rows, "site").items():
-        columns, counted = ["share of it"], "times" in line[0]
+        columns = ["share of it"]
+        counted = "times" in line[0]
         if counted:
             columns += ["× mean of a row", "rows"]
         whole = f"{title} with the most of what differs at site {site}"
@@ -299,7 +314,8 @@ def _on_what(name: str, rows: Sequence[Row]) -> list[SiteTable]:
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw by site what is left of the new states, with what rounding explains as a band, and what it costs."""
     columns = [column for column in PANELS if is_known(rows, column)]
-    methods, sites = grouped(rows, "method"), site_names(site_pairs(rows))
+    methods = grouped(rows, "method")
+    sites = site_names(site_pairs(rows))
     figure, axes = panels(len(columns), 2, (4.6, 3.3), (1.8, 0.6))
     looks = method_looks([LOOKS.get(name, name) for name in methods])
     across = range(len(sites))

@@ -44,7 +44,8 @@ def generation_tables(rows: Sequence[Row], samples: Sequence[Row]) -> list[SiteT
 
 
 def _numbers(panel: list[Row]) -> SiteTable:
-    first, pairs = panel[0], site_pairs(panel)
+    first = panel[0]
+    pairs = site_pairs(panel)
     of = route_name(first)
     if first["model_x"] == first["model_y"]:
         of = first["model_x"]
@@ -52,7 +53,8 @@ def _numbers(panel: list[Row]) -> SiteTable:
     across = {heading: names for heading, *_ in FIGURES.values()}
     table = SiteTable(f"Generated, {of}", ["method"], [], across)
     for name, line in grouped(panel, "method").items():
-        sites, cells = by_sites(line), []
+        sites = by_sites(line)
+        cells = []
         for (column, (_, scale, digits)), pair in product(FIGURES.items(), pairs):
             value = sites.get(pair, line[0])[column]
             cells.append(aligned(scale * value, digits))

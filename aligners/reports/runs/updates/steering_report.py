@@ -82,7 +82,8 @@ def lead(rows: Sequence[Row], equal: Sequence[Row]) -> str:
         rows: of the report, with short names of models.
         equal: likewise.
     """
-    effect, model = equal[0]["effect"], rows[0]["model"]
+    effect = equal[0]["effect"]
+    model = rows[0]["model"]
     here = where(_at_middle_cost(equal), effect=effect)
     level = f"{here[0]['kl']:g} nats"
     here = known(here, "value")
@@ -93,15 +94,17 @@ def lead(rows: Sequence[Row], equal: Sequence[Row]) -> str:
     alike = native or where(named, role=named[0]["role"])
     best = sorted(alike, key=itemgetter("value"))[-1]
     moved = in_words(best, "value", "+.3f")
-    unit = " nats" if effect == "words" else ""
+    if effect == "words":
+        moved += " nats"
     said = (
-        f"Steering {model} by {best['method']} at site {best['site']} moves {EFFECTS[effect]} by {moved}{unit} "
+        f"Steering {model} by {best['method']} at site {best['site']} moves {EFFECTS[effect]} by {moved} "
         f"where it costs {level} of KL a token (n = {rows[0]['n_texts']:,} texts)."
     )
     random = where(here, role="random", site=best["site"])
     by_chance = _by_chance(best, random)
     for row in random:
-        low, high = fixed(row["value_low"], "+.3f"), fixed(row["value_high"], "+.3f")
+        low = fixed(row["value_low"], "+.3f")
+        high = fixed(row["value_high"], "+.3f")
         said += f" Directions drawn at random move it by {low} to {high} there"
         said += (
             ": what it does is no more than chance, and shares of it say nothing."
@@ -119,7 +122,8 @@ def _shares(equal: Sequence[Row]) -> list[str]:
     """What share of the native effect each carried direction has, where that is more than chance."""
     said = []
     for (effect, site), line in grouped(_at_middle_cost(equal), "effect", "site").items():
-        words, native = WORDS["steering"][effect], where(line, role="native")
+        words = WORDS["steering"][effect]
+        native = where(line, role="native")
         if native and _by_chance(native[0], where(line, role="random")):
             said.append(
                 f"At site {site} the native direction has no more effect ({words}) than directions drawn at random: "
@@ -154,9 +158,9 @@ def _table(effect: str, equal: Sequence[Row]) -> SiteTable:
     groups = {"at KL": heads, "% of native": heads}
     table = SiteTable(WORDS["steering"][effect], ["direction"], ["site"], groups)
     for (method, site), line in grouped(equal, "method", "site").items():
-        cells = [aligned(value) for value in values(line, "value")]
+        cells = list(map(aligned, values(line, "value")))
         cells += [aligned(share, 0) for share in numbers(line, "share", 100)]
-        style = ROLE_STYLES["floor"] if line[0]["role"] == "random" else None
+        style = {"random": ROLE_STYLES["floor"]}.get(line[0]["role"])
         table.add_row(method, str(site), *cells, style=style)
     return table
 
@@ -168,24 +172,29 @@ def figure(rows: Sequence[Row], effects: Sequence[str]) -> Figure:
     made, axes = drawing.panels(count, len(sites), PANEL, (1.6, 0.8))
     names = distinct(rows, "method")
     for place, axis in enumerate(axes):
-        effect, site = effects[place // len(sites)], sites[place % len(sites)]
+        effect = effects[place // len(sites)]
+        site = sites[place % len(sites)]
         here = [row for row in where(rows, site=site) if row["alpha"] > 0 and row["kl"]]
         for name, line in grouped(here, "method").items():
             _draw(axis, line, effect, names.index(name))
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        axis.set(xscale="log", ylabel=WORDS["steering"][effect] if site == sites[0] else "")
+        axis.set_xscale("log")
+        if site == sites[0]:
+            axis.set_ylabel(WORDS["steering"][effect])
         axis.set_title(f"site {site}", fontsize=9)
     drawing.dress(made, axes, "cost: KL(own ‖ steered), nats a token", "")
     return made
 
 
 def _draw(axis: Axes, line: Sequence[Row], effect: str, place: int) -> None:
-    costs, effects = values(line, "kl"), numbers(line, effect)
+    costs = values(line, "kl")
+    effects = numbers(line, effect)
     role = line[0]["role"]
     if role == "random":
         axis.plot(costs, effects, label=role, color="0.8", zorder=0)
         return
     look = drawing.line_look(place, place, STYLES[role])
     axis.plot(costs, effects, label=line[0]["method"], **look)
-    low, high = numbers(line, f"{effect}_low"), numbers(line, f"{effect}_high")
+    low = numbers(line, f"{effect}_low")
+    high = numbers(line, f"{effect}_high")
     axis.fill_between(costs, low, high, color=look["color"], alpha=0.15, linewidth=0)
