@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from aligners.files.yaml_tables import table_beside
@@ -463,10 +463,14 @@ def log_scale(axes: Sequence[Axes]) -> None:
             heights.append(np.asarray(line.get_ydata(), float))
     drawn = np.concatenate(heights)
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
+    decades = math.log10(drawn.max() / drawn.min())
     for axis in axes:
         axis.set_yscale("log")
         axis.minorticks_off()
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        if decades < 1:
+            axis.yaxis.set_major_locator(MaxNLocator(6))
+        elif decades < 3:
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_ylim(0.8 * drawn.min(), 1.25 * drawn.max())
 
