@@ -278,7 +278,6 @@ class LayerActivations(TextModule):
         self.far = FarMarks(self)
         self._planned: list[Sequence[Sequence[int]] | None] = [None]
         self._placed_for: int | None = None
-        self._alone = False
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers to read of each model."""
@@ -336,8 +335,6 @@ class LayerActivations(TextModule):
         self,
         splits: Sequence[Split] = ("test",),
         layers: Sequence[Sequence[Sequence[int]]] | None = None,
-        *,
-        alone: bool = False,
     ) -> None:
         """Choose the splits that `test_dataloader` loads, one after the other, and what is read of each.
 
@@ -345,10 +342,8 @@ class LayerActivations(TextModule):
             splits: which; one may come several times.
             layers: for each of them the layers to read of each model, none of a model that is not needed: on a GPU it
                 then waits on the CPU. Default: all wanted layers of all models.
-            alone: whether this process loads all batches of its plan, whatever the others do.
         """
         self.splits = tuple(splits)
-        self._alone = alone
         self._placed_for = None
         self._planned = [None] * len(splits) if layers is None else list(layers)
 
@@ -373,9 +368,7 @@ class LayerActivations(TextModule):
         if any(sites):
             far = self.far.of(split, self.kinds_read)
             data = data.marked({}, leave_out=False, far=far)
-        return self.load(
-            data, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options
-        )
+        return self.load(data, shuffle=shuffle, whole=True, sites=sites, **options)
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`, with what is planned for each."""
