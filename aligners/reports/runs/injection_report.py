@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain, product
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.training_status import (
@@ -269,18 +270,12 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     parts = _parts(panels_of(rows), _styles(rows))
     count = len(heights) * len(parts)
     figure, axes = drawing.panels(count, len(parts), drawing.PANEL, (1.9, 1.1), sharey=True)
-    beyond: dict[str, None] = {}  # in order of appearance
-    starts: set[str] = set()
+    beyond: list[str] = []
+    starts: list[str] = []
     for axis, (height, part) in zip(axes, product(heights, parts), strict=True):
-        for name, style, cells in part.lines:
-            line = [row for row in cells if row is not None]
-            fvus = np.array(numbers(line, height))
-            shown = np.where(fvus < FVU_TOP, fvus, math.nan)
-            label = name if np.isfinite(shown).any() else None
-            if drawing.line_of_maps(axis, range(len(line)), list(shown), line, label, style):
-                starts.add(name)
-            if (fvus >= FVU_TOP).any():
-                beyond[f"{name} into {line[0]['model_y']}"] = None
+        off_scale, untrained = _draw_fvu(axis, part, height)
+        beyond += off_scale
+        starts += untrained
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         drawing.name_sites(axis, part.title if height == "fvu" else "", site_names(part.pairs))
         if part is parts[0]:
@@ -288,11 +283,27 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     drawing.log_scale(axes)
     across = "site (layer)"
     if beyond:
-        across += f"\nabove {FVU_TOP:g}, off the scale: {', '.join(beyond)}"
+        across += f"\nabove {FVU_TOP:g}, off the scale: {', '.join(dict.fromkeys(beyond))}"
     if starts:
-        across += f"\n{drawing.HOLLOW} ({', '.join(sorted(starts))})"
+        across += f"\n{drawing.HOLLOW} ({', '.join(sorted(set(starts)))})"
     drawing.dress(figure, axes, across, "")
     return figure
+
+
+def _draw_fvu(axis: Axes, part: drawing.SitePanel, height: str) -> tuple[list[str], list[str]]:
+    """Draw the lines of a panel; returns those that leave the scale, and those with a map that is not trained."""
+    beyond = []
+    starts = []
+    for name, style, cells in part.lines:
+        line = list(filter(None, cells))
+        fvus = np.array(numbers(line, height))
+        shown = np.where(fvus < FVU_TOP, fvus, math.nan)
+        label = name if np.isfinite(shown).any() else None
+        if drawing.line_of_maps(axis, range(len(line)), list(shown), line, label, style):
+            starts.append(name)
+        if (fvus >= FVU_TOP).any():
+            beyond.append(f"{name} into {line[0]['model_y']}")
+    return beyond, starts
 
 
 def penalty_figure(rows: Sequence[Row]) -> Figure:

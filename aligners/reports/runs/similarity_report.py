@@ -27,6 +27,7 @@ from aligners.reports.report import (
     known,
     models_in,
     numbers,
+    values,
     where,
 )
 from aligners.reports.runs.injection_report import left_out
@@ -291,16 +292,8 @@ def block_map(rows: Sequence[Row]) -> Figure:
         rows: those of one measure and all pairs of models, with raw features.
     """
     models = list(dict.fromkeys(models_in(rows)))
-    found: set[tuple[str, int]] = set()
-    cells = []
-    for row in rows:
-        x = (row["model_x"], row["layer_x"])
-        y = (row["model_y"], row["layer_y"])
-        found |= {x, y}
-        if row["direction"] != "backward":
-            cells.append({"from": x, "to": y, "value": row["value"]})
-        if row["direction"] != "forward":
-            cells.append({"from": y, "to": x, "value": row["value"]})
+    cells = _both_directions(rows)
+    found = {*values(cells, "from"), *values(cells, "to")}
     places = sorted(found, key=lambda place: (models.index(place[0]), place[1]))
     layers = [layer for _, layer in places]
     room = 0.3 * len(places)
@@ -316,6 +309,19 @@ def block_map(rows: Sequence[Row]) -> Figure:
     words = "similarity of the row's layer to the column's"
     figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label=words)
     return figure
+
+
+def _both_directions(rows: Sequence[Row]) -> list[Row]:
+    """The similarity of each (model, layer) to each other that was measured."""
+    cells = []
+    for row in rows:
+        x = (row["model_x"], row["layer_x"])
+        y = (row["model_y"], row["layer_y"])
+        if row["direction"] != "backward":
+            cells.append({"from": x, "to": y, "value": row["value"]})
+        if row["direction"] != "forward":
+            cells.append({"from": y, "to": x, "value": row["value"]})
+    return cells
 
 
 def _name_blocks(axis: Axes, models: Sequence[str], crowded: bool) -> None:

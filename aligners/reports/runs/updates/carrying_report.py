@@ -313,14 +313,8 @@ def figure(rows: Sequence[Row], scores: Sequence[Row]) -> Figure:
     for place, row in enumerate(rows):
         for side, name in SIDES.items():
             _point(axes[0], row, f"{side}fidelity", place, name, SCORES[name])
-            if scored and forecast(row, side) is not None:
-                hollow = {"marker": "D", "markersize": 8, "markerfacecolor": "none", "alpha": 0.7}
-                look = {**SCORES[name], **hollow}
-                _point(axes[1], row, f"{side}predicted", place + 0.12, f"forecast, {name}", look)
-        for condition, look in SCORES.items():
-            for score in where(scores, artefact=row["artefact"], condition=condition):
-                small = {**look, "markersize": 5}
-                _point(axes[1], score, "auroc", place - 0.12, condition, small)
+        if scored:
+            _beside_labels(axes[1], row, where(scores, artefact=row["artefact"]), place)
     titles = ("agreement with the old decisions", "score against labels, and forecast")
     for axis, title in zip(axes, titles, strict=False):
         axis.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
@@ -329,6 +323,18 @@ def figure(rows: Sequence[Row], scores: Sequence[Row]) -> Figure:
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     dress(drawn, axes, "AUROC", "", route_name(rows[0]))
     return drawn
+
+
+def _beside_labels(axis: Axes, row: Row, scores: Sequence[Row], place: int) -> None:
+    """Draw the forecasts of an artefact hollow, and below them its scores against labels."""
+    hollow = {"marker": "D", "markersize": 8, "markerfacecolor": "none", "alpha": 0.7}
+    for side, name in SIDES.items():
+        if forecast(row, side) is not None:
+            look = {**SCORES[name], **hollow}
+            _point(axis, row, f"{side}predicted", place + 0.12, f"forecast, {name}", look)
+    for condition, look in SCORES.items():
+        for score in where(scores, condition=condition):
+            _point(axis, score, "auroc", place - 0.12, condition, {**look, "markersize": 5})
 
 
 def _point(axis: Axes, row: Row, column: str, place: float, name: str, look: Look) -> None:
