@@ -27,8 +27,8 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
 
     Args:
         run: of the command.
-        each_pair: Figures and a table of each pair of models. Default: for up to a dozen pairs; beyond that, one figure
-            for all of them.
+        each_pair: Figures and a table of each pair of models. Default: for up to a dozen pairs; beyond that, a figure
+            of each measure shows all pairs.
     """
     evaluation = run.build(SimilarityEvaluation)
     folder = run.options.run  # of a comparison that was stopped, if it holds passes or no result
