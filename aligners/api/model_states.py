@@ -251,15 +251,9 @@ def inject(
     mapped = map.transform if isinstance(map, ArrayMap) else map
 
     reaches = []
+    read = partial(states, batch_size=batch_size, max_length=max_length, far_rows=far_rows)
     for frozen, place in ((source, of_x), (target, of_y)):
-        sample = states(  # which says what is far
-            frozen,
-            texts[:SAMPLE_TEXTS],
-            [place],
-            batch_size=batch_size,
-            max_length=max_length,
-            far_rows=far_rows,
-        )
+        sample = read(frozen, texts[:SAMPLE_TEXTS], [place])  # which says what is far
         if far_rows == "leave_out":
             reaches.append((frozen, place, Reach.of(sample)))
 

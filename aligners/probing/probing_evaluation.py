@@ -167,13 +167,7 @@ class ProbeExperiment(pl.LightningModule):
 
     def train_probes(self) -> None:
         """Train every bank on the words that were read, and measure it on the held-out words."""
-        self.words: dict[tuple[int, Split], Words] = {}
-        for place, being_read in self._reading.items():
-            self.words[place] = being_read.whole(drop=self.drop)
-        self.probed: list[tuple[int, Task]] = []
-        for m in range(len(self._names)):
-            for name in self.tasks:  # all are made, and checked, before any training
-                self.probed.append((m, self._task(m, name)))
+        self._make_tasks()
         self._train()
 
         unfinished = ended(bank for _, task in self.probed for bank in task.banks)
@@ -196,6 +190,16 @@ class ProbeExperiment(pl.LightningModule):
             "sentences_dropped": {split: words.cut for split, words in first.items()},
             "unfinished": dict(unfinished),
         }
+
+    def _make_tasks(self) -> None:
+        """All tasks on the words of all models, which checks them before any training."""
+        self.words: dict[tuple[int, Split], Words] = {}
+        for place, being_read in self._reading.items():
+            self.words[place] = being_read.whole(drop=self.drop)
+        self.probed: list[tuple[int, Task]] = []
+        for m in range(len(self._names)):
+            for name in self.tasks:
+                self.probed.append((m, self._task(m, name)))
 
     def _task(self, m: int, name: str) -> Task:
         """A task on a model's words."""

@@ -65,6 +65,25 @@ class StitchingEvaluation(Evaluation):
         check_precision(self.trainer, ("32-true", "bf16-mixed"))
         data, layers = self.stream, self.layers
         described = data.describe()
+        self._choose_routes(described)
+        targets = self.injected_into()
+        heads = {}
+        if targets[0].task == "classification":
+            heads = match_heads(data, targets)
+        self.asked = task = ScoredTask.of(data, targets[0], seed=self.seed)
+        self._add_panels(task)
+        self.meta = {
+            **described,
+            **self.about_answers(heads),
+            "routes": [_described_route(route) for route in self.routes],
+            "loss": None if layers is None else layers.loss,
+            "constant_score": task.constant_score(),
+            "bytes_per_token": task.bytes_per_token,
+        }
+
+    def _choose_routes(self, described: dict[str, Any]) -> None:
+        """The routes that are measured: those of the checkpoint, if there is one."""
+        data, layers = self.stream, self.layers
         wanted = self.wanted_routes or "all"
         self.routes = build_routes(data.frozen, data.sites, wanted, data.component)
         if layers is not None:
@@ -75,35 +94,21 @@ class StitchingEvaluation(Evaluation):
         mixed = self.allow_mixed
         check_routes(self.routes, labels, data.text.source, allow_mixed=mixed, gradients=False)
 
+    def _add_panels(self, task: ScoredTask) -> None:
+        """A panel of the methods of each route."""
         maps: dict[str, dict[str, Aligner]] = {}
         if self.maps is not None:
-            maps = fitted_maps(self.maps, self.routes, data.frozen)
-        methods = {route: self._methods(route, maps.get(route.key, {})) for route in self.routes}
-        targets = self.injected_into()
-        heads = {}
-        if targets[0].task == "classification":
-            heads = match_heads(data, targets)
-        self.asked = task = ScoredTask.of(data, targets[0], seed=self.seed)
-
+            maps = fitted_maps(self.maps, self.routes, self.stream.frozen)
         # errors are measured where the mean of the target's states is known, to which they are relative
-        self.spread = {} if layers is None else layers.spread
+        self.spread = {} if self.layers is None else self.layers.spread
         for route in self.routes:
             means = None
             if self.spread:
                 means = (None, self.spread[route.key]["mean"])
+            methods = self._methods(route, maps.get(route.key, {}))
             behaviour = Behaviour(route, task, ("native",), self.seed)
-            panel = Panel(
-                route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour
-            )
+            panel = Panel(route, methods, self.n_texts, self.seed, means=means, behaviour=behaviour)
             self.panels.append(panel)
-        self.meta = {
-            **described,
-            **self.about_answers(heads),
-            "routes": [_described_route(route) for route in self.routes],
-            "loss": None if layers is None else layers.loss,
-            "constant_score": task.constant_score(),
-            "bytes_per_token": task.bytes_per_token,
-        }
 
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
         methods = []

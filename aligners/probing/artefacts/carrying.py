@@ -217,18 +217,8 @@ class Carrying(pl.LightningModule):
         if "stale" in answers:
             before = fate(artefact, answers["native"], answers["stale"], own, weights)
 
-        site_x, site_y = self.stream.reader.sites[place]
-        about = {
-            "artefact": artefact.name,
-            "kind": artefact.kind,
-            "model_x": self.old.name,
-            "model_y": self.new.name,
-        }
         row = {
-            **about,
-            "site_x": site_x,
-            "site_y": site_y,
-            "rows": str(kind),
+            **self._about(artefact, kind, Attempt(fitted, on, place)),
             "n_texts": len(held.text.unique()),
             "n_fitted": len(self.stream.texts.fit),
             "map": fitted.name,
@@ -242,9 +232,24 @@ class Carrying(pl.LightningModule):
         for name in after:
             row[f"stale_{name}"] = None if before is None else before[name]
         if self.truths[artefact.name].labels is not None:
+            about = self._named(artefact)
             for score in self._scored(artefact, answers, weights, kind, place):
                 self.report_tables["scores"].append({**about, **score})
         return new, row
+
+    def _named(self, artefact: Artefact) -> Row:
+        return {
+            "artefact": artefact.name,
+            "kind": artefact.kind,
+            "model_x": self.old.name,
+            "model_y": self.new.name,
+        }
+
+    def _about(self, artefact: Artefact, kind: RowKind, chosen: Attempt) -> Row:
+        """The artefact, and where it was carried."""
+        site_x, site_y = self.stream.reader.sites[chosen.place]
+        where = {"site_x": site_x, "site_y": site_y, "rows": str(kind)}
+        return {**self._named(artefact), **where}
 
     def _places(self, artefact: Artefact) -> list[int]:
         """Numbers of the site pairs at which an artefact reads the old model."""
