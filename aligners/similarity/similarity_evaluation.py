@@ -1,7 +1,8 @@
 """Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
 
 import logging
-from itertools import combinations_with_replacement, product
+from functools import partial
+from itertools import combinations_with_replacement
 from math import inf
 from typing import Any, Literal, cast
 
@@ -37,16 +38,11 @@ from aligners.similarity.similarity_tables import (
 
 logger = logging.getLogger(__name__)
 
+Grids = dict[tuple[int, int, str], Any]  # values by two models and a measure
+
 GROUPS = 10  # of the jackknife
-OWN = (
-    "controls",
-    "within",
-    "groups",
-    "permutations",
-    "share",
-    "seed",
-    "products",
-)  # options that decide the figures
+# options that decide the figures
+OWN = ("controls", "within", "groups", "permutations", "share", "seed", "products")
 
 
 class SimilarityEvaluation(pl.LightningModule):
@@ -96,26 +92,23 @@ class SimilarityEvaluation(pl.LightningModule):
     ) -> None:
         super().__init__()
         known = catalogue(share)
-        names = (
-            list(known)
-            if measures == "all"
-            else [measures]
-            if isinstance(measures, str)
-            else list(measures)
-        )
-        check_known([*known, "all"], measures=names or ["none"])
+        if measures == "all":
+            measures = list(known)
+        elif isinstance(measures, str):
+            measures = [measures]
+        check_known([*known, "all"], measures=list(measures) or ["none"])
         check_range(least=2, groups=groups)
         check_range(least=1, permutations=permutations)
         check_range(above=0, below=inf, memory=memory)
         check_range(above=0, most=1, share=share)
-        self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
-        self.controls, self.within, self.memory = controls, within, memory
-        self.wanted_groups, self.permutations, self.share, self.seed = (
-            groups,
-            permutations,
-            share,
-            seed,
-        )
+        self.measures: list[Measure] = [known[name] for name in dict.fromkeys(measures)]
+        self.controls = controls
+        self.within = within
+        self.memory = memory
+        self.wanted_groups = groups
+        self.permutations = permutations
+        self.share = share
+        self.seed = seed
         self.products: torch.dtype = getattr(torch, products)
         self.rows: list[Row] = []
         self.report_tables: dict[str, list[Row]] = {}
@@ -156,18 +149,21 @@ class SimilarityEvaluation(pl.LightningModule):
                 "To set a model's layers against each other, name it alone, or set `within`."
             )
         self.places = [list(layers) for layers in data.reader.layers]
-        self.shapes = [
-            Shape(len(layers), model.width, *((model.depth, model.heads) if on_attention else ()))
-            for model, layers in zip(self.models, self.places, strict=True)
-        ]
+        self.shapes: list[Shape] = []
+        for model, layers in zip(self.models, self.places, strict=True):
+            shape = Shape(len(layers), model.width)
+            if on_attention:
+                shape = shape._replace(blocks=model.depth, heads=model.heads)
+            self.shapes.append(shape)
 
     def _choose_groups(self) -> None:
         """The number of groups of held-out texts, of which all ranks together read so many batches."""
-        count, limit = self._held_out_batches().count, self.trainer.limit_test_batches
-        ranks = self.trainer.world_size
-        self._batches = (
-            int(count * limit) if isinstance(limit, float) else min(count, limit * ranks)
-        )
+        count = self._held_out_batches().count
+        limit = self.trainer.limit_test_batches
+        if isinstance(limit, float):
+            self._batches = int(count * limit)
+        else:
+            self._batches = min(count, limit * self.trainer.world_size)
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
         if self._fits and self._batches < self.groups:
             raise UserError(
@@ -186,47 +182,53 @@ class SimilarityEvaluation(pl.LightningModule):
         It raises if a pass does not fit, before anything is read: which rows are far is not known yet.
         """
         data, device = self._stream, self.trainer.strategy.root_device
-        here = (
-            self.trainer.num_devices if device.type == "cpu" else 1
-        )  # processes that share this memory
-        own = free_memory(device) // (2 * here) if self.memory is None else int(self.memory * 1e9)
-        limit = min(collected(own))
+        limit = min(collected(self._free()))
         self._divided(limit, None)
-        beside = FAR_VALUES[data.far_rows] if data.far.of("test", data.kinds_read) else None
+        beside = None
+        if data.far.of("test", data.kinds_read):
+            beside = FAR_VALUES[data.far_rows]
         limit = self._begun(limit)
         self.passes = self._divided(limit, beside)
         self._choose_passes()
+
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
-        layers = [
-            self._settings.layers_read(self.passes[number])
-            for number in self._to_run
-            for _ in splits
-        ]
+        layers = []
+        for number in self._to_run:
+            for _ in splits:
+                layers.append(self._settings.layers_read(self.passes[number]))
         data.plan(splits * len(self._to_run), layers)
         self.announced = max(this.bytes for this in self.passes)
         if self.trainer.is_global_zero:
             besides = "besides its models" if device.type == "cpu" else "with its models"
             memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
-            logger.warning(
-                "This comparison takes up to %s, in %s.", memory, in_words(self.passes, self.names)
-            )
+            passes = in_words(self.passes, self.names)
+            logger.warning("This comparison takes up to %s, in %s.", memory, passes)
+
+    def _free(self) -> int:
+        """The bytes that this process may take: as `memory` says, or half of its share of what is free."""
+        if self.memory is not None:
+            return int(self.memory * 1e9)
+        device = self.trainer.strategy.root_device
+        sharing = 1
+        if device.type == "cpu":
+            sharing = self.trainer.num_devices
+        return free_memory(device) // (2 * sharing)
 
     def _divided(self, limit: int, beside: str | None) -> list[Pass]:
         """The passes within a limit of memory; `beside` as for `streams_of`."""
         device = self.trainer.strategy.root_device
         streams = streams_of(self.measures, self._fits, self.groups, self.permutations, beside)
-        self._settings = Settings(
-            streams, self.shapes, self._stream.reader, self.seed, self.products, device
-        )
+        reader = self._stream.reader
+        self._settings = Settings(streams, self.shapes, reader, self.seed, self.products, device)
+
         batches = self._held_out_batches()
-        longest = np.sort(batches.lengths)[
-            -int(np.diff(batches.bounds).max()) :
-        ]  # texts of the largest batch, at most
-        sizes = int(longest.sum()), len(longest) * int(longest.max()) ** 2
+        most = int(np.diff(batches.bounds).max())
+        longest = np.sort(batches.lengths)[-most:]  # texts of the largest batch, at most
+        rows, entries = int(longest.sum()), len(longest) * int(longest.max()) ** 2
         # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
         copies = int(device.type != "cpu") + int(self._fits)
         weights = [copies * model.nbytes for model in self.models]
-        memory = PassMemory(self._settings, *sizes, weights)
+        memory = PassMemory(self._settings, rows, entries, weights)
         layers = [shape.layers for shape in self.shapes]
         return plan_passes(layers, self.pairs, memory.of, limit)
 
@@ -236,40 +238,48 @@ class SimilarityEvaluation(pl.LightningModule):
         Raises:
             ValueError: another comparison was begun.
         """
-        if (saved := self.saved) is None:
+        saved = self.saved
+        if saved is None:
             return limit
-        trainer = {
-            "world_size": self.trainer.world_size,
-            "limit_test_batches": self.trainer.limit_test_batches,
-        }
-        setup = {
+        about = {
+            "data": self._stream.describe(),
             "measures": [measure.name for measure in self.measures],
             **{name: getattr(self, name) for name in OWN},
+            "trainer": {
+                "world_size": self.trainer.world_size,
+                "limit_test_batches": self.trainer.limit_test_batches,
+            },
         }
-        about = {"data": self._stream.describe(), **setup, "trainer": trainer}
-        return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
+        begin = partial(saved.begin, about, limit, self.memory is not None)
+        return int(from_first(begin))
 
     def _choose_passes(self) -> None:
         """Look which passes are finished. One is always made again, so that there is something to run."""
-        saved, last = self.saved, len(self.passes) - 1
-        if saved is not None:
-            load = saved.load
-            every = from_first(lambda: [load(n, this) for n, this in enumerate(self.passes)])
-            for number, figures in enumerate(every):
-                if figures is not None and number != last:
-                    self._finished[number] = figures
-        self._to_run = [n for n in range(len(self.passes)) if n not in self._finished]
+        self._finished = from_first(self._kept)
+        count = len(self.passes)
+        missing = [number for number in range(count) if number not in self._finished]
+        self._to_run = missing or [count - 1]
         if self._finished and self.trainer.is_global_zero:
-            logger.warning(
-                "Going on: %d of %d passes are finished.", len(self._finished), len(self.passes)
-            )
+            logger.warning("Going on: %d of %d passes are finished.", len(self._finished), count)
+
+    def _kept(self) -> dict[int, PassFigures]:
+        """The figures of finished passes that are kept, by number."""
+        kept: dict[int, PassFigures] = {}
+        if self.saved is None:
+            return kept
+        for number, this in enumerate(self.passes):
+            figures = self.saved.load(number, this)
+            if figures is not None:
+                kept[number] = figures
+        return kept
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """The pairs of models to compare, by index."""
-        every = combinations_with_replacement(range(len(self.models)), 2)
-        several = len(self.models) != 2
-        return [(i, j) for i, j in every if i != j or several or self.within or self.controls]
+        count = len(self.models)
+        with_itself = count != 2 or self.within or self.controls
+        every = combinations_with_replacement(range(count), 2)
+        return [(i, j) for i, j in every if i != j or with_itself]
 
     @property
     def _fits(self) -> bool:
@@ -288,11 +298,8 @@ class SimilarityEvaluation(pl.LightningModule):
             self._leave()
             self._place += 1
             self._enter()
-        self._run.add(
-            batch,
-            self._stream.splits[dataloader_idx],
-            batch.texts.number * self.groups // self._batches,
-        )
+        group = batch.texts.number * self.groups // self._batches
+        self._run.add(batch, self._stream.splits[dataloader_idx], group)
 
     def _enter(self) -> None:
         """Begin a pass, with the first texts that it reads."""
@@ -314,21 +321,23 @@ class SimilarityEvaluation(pl.LightningModule):
     def _end_pass(self) -> None:
         """Measure what the pass has summed, and forget it."""
         self._run.end()
-        mine = self._run.mine()
         measured = []
-        for tile in track(mine, "Measuring", len(mine), disable=hidden(self.trainer)):
-            sums, matching = self._run.take(tile), self._settings.matching(tile)
+        shown = track(self._run.mine(), "Measuring", disable=hidden(self.trainer))
+        for tile in shown:
+            sums = self._run.take(tile)
+            matching = self._settings.matching(tile)
             measured.append(TileFigures.of(tile, self.measures, sums, matching))
+        tiles: list[TileFigures] = []
+        for of_rank in collected(measured):
+            tiles += of_rank
         norms = {}
         for span, scatter in self._run.scatters():
             norms[span.model, span.first] = nuclear_norm(scatter).cpu()
-        tiles = []
-        for of_rank in collected(measured):
-            tiles += of_rank
+
         figures = PassFigures(tiles, norms, int(self._run.rows))
-        self._finished[self._number] = figures
-        if self.saved is not None and this_rank() == 0:
+        if self.saved is not None and this_rank() == 0 and self._number not in self._finished:
             self.saved.save(self._number, figures)
+        self._finished[self._number] = figures
         del self._run
 
     # ------------------------------------------------------------------ after
@@ -337,37 +346,29 @@ class SimilarityEvaluation(pl.LightningModule):
         """End the last pass, and make the tables of all."""
         self._leave()
         every = [self._finished[number] for number in sorted(self._finished)]
-        tiles = [figures for part in every for figures in part.tiles]
+        tiles = []
+        for part in every:
+            tiles += part.tiles
         pairs: dict[tuple[int, int], PairFigures] = {}
         for i, j in self.pairs:
             own = [figures for figures in tiles if figures.tile.pair == (i, j)]
             pairs[i, j] = PairFigures(own, (self.shapes[i].layers, self.shapes[j].layers))
         self._note(pairs)
-        each = product(pairs.items(), self.measures)
-        values = {
-            (*models, measure.name): pair.grids(measure, "value")
-            for (models, pair), measure in each
-        }
+
+        values = {}
+        for (i, j), pair in pairs.items():
+            for measure in self.measures:
+                values[i, j, measure.name] = pair.grids(measure, "value")
         if not any(values.values()):
             reasons = " ".join(dict.fromkeys(self.refusals.values()))
             raise UserError(
                 f"No measure could be computed. {reasons} `data.layers` says which layers are compared."
             )
+        n_rows = every[0].rows
         self.rows = []
-        for (i, j), pair in pairs.items():
+        for models, pair in pairs.items():
             for measure in self.measures:
-                same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
-                models = {"model_x": self.names[i], "model_y": self.names[j]}
-                head = {**models, "n_rows": every[0].rows, "measure": measure.name}
-                layers = [self.places[m] for m in (i, j)]
-                if measure.family in ATTENTION:  # which compare all blocks
-                    layers = [list(range(1, self.models[m].depth + 1)) for m in (i, j)]
-                self.rows += rows_of(
-                    head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same)
-                )
-                self.rows += rows_of(
-                    head, "standardised", pair.grids(measure, "standardised"), layers, {}
-                )
+                self.rows += self._rows_of(models, pair, measure, values, n_rows)
         norms = joined_norms([part.norms for part in every])
         self.report_tables = {
             "layers": layer_rows(self.names, self.places, norms, values),
@@ -378,12 +379,10 @@ class SimilarityEvaluation(pl.LightningModule):
         self.meta = {
             **self._stream.describe(),
             "split": "test",
-            "n_rows": every[0].rows,
+            "n_rows": n_rows,
             "controls": self.controls,
-            **{
-                name: getattr(self, name) if self._fits else None
-                for name in ("groups", "permutations")
-            },
+            "groups": self.groups if self._fits else None,
+            "permutations": self.permutations if self._fits else None,
             "share": self.share,
             "products": str(self.products).removeprefix("torch."),
             "sample_seed": self.seed,
@@ -393,25 +392,55 @@ class SimilarityEvaluation(pl.LightningModule):
             "cautions": self.cautions,
         }
 
+    def _rows_of(
+        self,
+        models: tuple[int, int],
+        pair: PairFigures,
+        measure: Measure,
+        values: Grids,
+        n_rows: int,
+    ) -> list[Row]:
+        """The rows of one measure of two models: of the states as they are, and standardised."""
+        i, j = models
+        same: list[Any] = [{}, {}]  # each model with itself: the ceiling
+        if self._fits and i != j:
+            same = [values[m, m, measure.name] for m in models]
+        layers = [self.places[m] for m in models]
+        if measure.family in ATTENTION:  # which compare all blocks
+            layers = [list(range(1, self.models[m].depth + 1)) for m in models]
+        head = {
+            "model_x": self.names[i],
+            "model_y": self.names[j],
+            "n_rows": n_rows,
+            "measure": measure.name,
+        }
+        controls = pair.controls(measure, same)
+        rows = list(rows_of(head, "raw", pair.grids(measure, "value"), layers, controls))
+        standardised = pair.grids(measure, "standardised")
+        return [*rows, *rows_of(head, "standardised", standardised, layers, {})]
+
     def _note(self, pairs: dict[tuple[int, int], PairFigures]) -> None:
         """Log and keep what could not be computed, and what is mostly counting."""
         self._missing: list[Row] = []
         for (i, j), pair in pairs.items():
             models = f"of {self.names[i]} and {self.names[j]}"
             for measure, figure, why in pair.refusals(self.measures):
-                suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
+                suffix = ""
+                if figure != "value":
+                    suffix = f", {figure.replace('held_out', 'held out')}"
                 self.refusals[f"{measure.name} {models}{suffix}"] = why
-                about = {
+                row = {
                     "model_x": self.names[i],
                     "model_y": self.names[j],
                     "measure": measure.name,
+                    "figure": figure,
+                    "why": why,
                 }
-                self._missing.append({**about, "figure": figure, "why": why})
+                self._missing.append(row)
             for measure in self.measures:
                 self.cautions += pair.cautions(measure, f"{measure.name} {models}")
         if self.trainer.is_global_zero:
-            for line in (
-                *(f"No {what}: {why}" for what, why in self.refusals.items()),
-                *self.cautions,
-            ):
-                logger.warning(line)
+            for what, why in self.refusals.items():
+                logger.warning(f"No {what}: {why}")
+            for caution in self.cautions:
+                logger.warning(caution)
