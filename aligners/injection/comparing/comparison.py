@@ -60,7 +60,10 @@ COSTLY = 8  # sites at which OLD's states are put into NEW
 ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
 EXACT = 1e-13  # nats, or a squared difference of cosines: what float64 makes of equal answers
 
+OFF = "weights off by {} rounding"  # a variant of OLD
+
 Map = Callable[[Tensor], Tensor]
+Read = tuple[Tensor, Tensor]  # rows (S, N, d), and answers
 Track = Callable[[Sequence[Sequence[int]], str], Iterator[Sequence[int]]]
 
 
@@ -138,25 +141,34 @@ class Comparison:
         sites = [list(side) for side in zip(*self.pairs, strict=True)]
         self.readers = [Reader(old, 0, sites[0], self.kind), Reader(new, 1, sites[1], self.kind)]
         self._check_rows()
-        off, coarse = "weights off by {} rounding".format, self.precision != "float32"
-        changed = {off("float32"): precision.saved_elsewhere(old, "float32", self.seed)}
-        if coarse and precision.stored_precision(old) != self.precision:
-            like, stored = dict(new.model.named_parameters()), self.precision
-            rounded = precision.with_weights(
-                old, lambda name, w: precision.rounded(w, stored, like.get(name))
-            )
-            changed[f"weights rounded to {stored}"] = rounded
-        if coarse:
-            changed[off(self.precision)] = precision.saved_elsewhere(old, self.precision, self.seed)
-        reader = partial(Reader, number=0, sites=sites[0], kind=self.kind)
+        changed = self._changed_weights()
         further = partial(padded, most=old.max_length)
         self.variants = {
-            "another batch": reader(old, layout=in_two),
-            "further padding": reader(old, layout=further),
+            "another batch": Reader(old, 0, sites[0], self.kind, layout=in_two),
+            "further padding": Reader(old, 0, sites[0], self.kind, layout=further),
         }
-        self.variants |= {name: reader(model) for name, model in changed.items()}
+        for name, model in changed.items():
+            self.variants[name] = Reader(model, 0, sites[0], self.kind)
         # Which count for other coordinates alone.
-        self.loose = {name: coarse and name == off(self.precision) for name in self.variants}
+        coarsest = OFF.format(self.precision)
+        coarse = self.precision != "float32"
+        self.loose = {name: coarse and name == coarsest for name in self.variants}
+
+    def _changed_weights(self) -> dict[str, FrozenModel]:
+        """OLD with its weights rounded in other ways, as a change of format may leave them."""
+        old, stored = self.old, self.precision
+        changed = {OFF.format("float32"): precision.saved_elsewhere(old, "float32", self.seed)}
+        if stored == "float32":
+            return changed
+        if precision.stored_precision(old) != stored:
+            like = dict(self.new.model.named_parameters())
+
+            def as_stored(name: str, weight: Tensor) -> Tensor:
+                return precision.rounded(weight, stored, like.get(name))
+
+            changed[f"weights rounded to {stored}"] = precision.with_weights(old, as_stored)
+        changed[OFF.format(stored)] = precision.saved_elsewhere(old, stored, self.seed)
+        return changed
 
     def _check_rows(self) -> None:
         read = {texts: texts[range(len(texts))[: self.most]] for texts in (self.fit, self.held)}
@@ -193,23 +205,21 @@ class Comparison:
     @torch.no_grad()
     def run(self) -> Compared:
         """Compare, and return what was found."""
-        metric, parts = MomentsMetric(len(self.pairs), self.old.width, self.new.width), list[Sums]()
+        metric = MomentsMetric(len(self.pairs), self.old.width, self.new.width)
         for places in self.track(self._batches(self.fit), "Reading moments"):
             metric.update(*self._both(self.fit[places]))
         moments = metric.compute()
         self.means = moments.mean_x[:, None], moments.mean_y[:, None]
         self.fitted, self.refused = self._fit(moments)
         self.far_errors: dict[str, FarErrors] = {}
+        parts = list[Sums]()
         for number, places in enumerate(self.track(self._batches(self.held), "Comparing")):
-            parts.append(
-                self.measure(self.held[places], costs=number * self.batch_size < self.costs)
-            )
-        return self._found(
-            {
-                name: torch.cat([part[name] for part in parts if name in part], -1)
-                for name in parts[0]
-            }
-        )
+            costs = number * self.batch_size < self.costs
+            parts.append(self.measure(self.held[places], costs=costs))
+        sums = {}
+        for name in parts[0]:
+            sums[name] = torch.cat([part[name] for part in parts if name in part], -1)
+        return self._found(sums)
 
     def _both(self, batch: TextBatch) -> list[Tensor]:
         """Rows of OLD and of NEW at all site pairs."""
@@ -233,8 +243,10 @@ class Comparison:
 
     def _mapped(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each map's rows (S, N, d_y), in float64, of OLD's (S, N, d_x)."""
-        yield from ((name, map_(rows.double())) for name, map_ in self.fitted.items())
-        yield from ((name, map_(rows).double()) for name, map_ in self.further.items())
+        for name, map_ in self.fitted.items():
+            yield name, map_(rows.double())
+        for name, map_ in self.further.items():
+            yield name, map_(rows).double()
 
     def measure(self, batch: TextBatch, *, costs: bool) -> Sums:
         """What is added up of a batch of held-out texts, (..., B) by name, in float64 on the CPU.
@@ -243,24 +255,23 @@ class Comparison:
             batch: on the CPU.
             costs: whether OLD's states are also put into NEW.
         """
-        task, rows = self.asked.of(batch), self.readers[0].rows_of(batch).to(self.old.device)
-        (x, own), (y, theirs) = (
-            cast(tuple[Tensor, Tensor], read(batch, self.asked, task)) for read in self.readers
-        )
+        task = self.asked.of(batch)
+        rows = self.readers[0].rows_of(batch).to(self.old.device)
+        x, own = cast(Read, self.readers[0](batch, self.asked, task))
+        y, theirs = cast(Read, self.readers[1](batch, self.asked, task))
         y = y.to(x.device).double()
         of_rows = {
             "total": squared_distances(y, self.means[1]),
             "total of old": squared_distances(x, self.means[0]),
         }
-        of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(x)}
-        far = batch.far.get(self.kind)
-        every = None if far is None else self._both(replace(batch, far={}))
-        if every is not None:
-            self._add_far_errors(*every)
-        of_units, sums = {} if task is None else answer_sums(self.asked, task, own, theirs), Sums()
-        if (
-            task is None and own is not None
-        ):  # of models without a head, compared at the end with those of all texts
+        for name, mapped in self._mapped(x):
+            of_rows[name] = squared_errors(mapped, y)
+        kept = self._far(batch)
+
+        of_units, sums = dict[str, Tensor](), Sums()
+        if task is not None:
+            of_units |= answer_sums(self.asked, task, own, theirs)
+        elif own is not None:  # without a head: compared at the end with those of all texts
             sums = {"old": own.T, "new": theirs.T}
         for name, reader in self.variants.items():
             again, answers = reader(batch, self.asked, task)
@@ -269,25 +280,26 @@ class Comparison:
                 of_units[f"answers of {name}"] = divergences(own, cast(Tensor, answers))
             elif answers is not None:
                 sums[f"answers of {name}"] = answers.T
-        sums |= {name: per_text_sums(values, rows) for name, values in of_rows.items()}
+
+        for name, values in of_rows.items():
+            sums[name] = per_text_sums(values, rows)
         if task is not None:
-            sums |= {
-                name: per_text_sums(values, task.targets.to(own.device))
-                for name, values in of_units.items()
-            }
-        if (
-            costs
-            and task is not None
-            and self.kind == RowKind("tokens")
-            and self.new.task != "masked"
-        ):
-            kept = None  # where rows are far, NEW keeps its own states
-            if far is not None and every is not None:
-                kept = every[1].to(self.new.device), (~far).nonzero()[:, 0]
-            sums["costs"] = self._costs(
-                task.to(self.new.device), x, theirs, kept
-            )  # masks would be other states
+            targets = task.targets.to(own.device)
+            for name, values in of_units.items():
+                sums[name] = per_text_sums(values, targets)
+            if costs and self.kind == RowKind("tokens") and self.new.task != "masked":
+                # masks would be other states
+                sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)
         return {name: values.double().cpu() for name, values in sums.items()}
+
+    def _far(self, batch: TextBatch) -> tuple[Tensor, Tensor] | None:
+        """Measure errors with far rows, too, where some are left out; what NEW keeps there, as for `_costs`."""
+        far = batch.far.get(self.kind)
+        if far is None:
+            return None
+        x, y = self._both(replace(batch, far={}))
+        self._add_far_errors(x, y)
+        return y.to(self.new.device), (~far).nonzero()[:, 0]
 
     def _add_far_errors(self, x: Tensor, y: Tensor) -> None:
         """Add the errors on all rows, where some are left out as far from all others."""
@@ -309,30 +321,23 @@ class Comparison:
             own: (U, C) what it answers by itself.
             kept: its own states of all tokens, (S, N', d), and the numbers of those that others replace; None: all.
         """
-        found, native = [], unit_losses(own, task.targets)
-        at = (
-            torch.linspace(0, len(self.pairs) - 1, min(COSTLY, len(self.pairs)))
-            .round()
-            .long()
-            .tolist()
-        )
+        native = unit_losses(own, task.targets)
+        count = len(self.pairs)
+        at = torch.linspace(0, count - 1, min(COSTLY, count)).round().long().tolist()
+        found = []
         for _, mapped in self._mapped(rows):
             for place in at:
                 states = mapped[place].float().to(self.new.device)
                 if kept is not None:
-                    states = kept[0][place].index_copy(0, kept[1].to(states.device), states)
-                logits = stitched_logits(
-                    self.new, task.inputs, self.pairs[place][1], task.rows, states
-                )
+                    own_states, places = kept
+                    states = own_states[place].index_copy(0, places.to(states.device), states)
+                site = self.pairs[place][1]
+                logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
                 answers = chosen(logits, task.targets, self.new.class_map)
-                loss = (
-                    unit_losses(answers, task.targets) - native
-                ).double()  # of no meaning without right answers
-                found.append(
-                    torch.stack(
-                        [divergences(own, answers), loss if self.asked.scored else loss * torch.nan]
-                    )
-                )
+                loss = (unit_losses(answers, task.targets) - native).double()
+                if not self.asked.scored:  # without right answers it means nothing
+                    loss = loss * torch.nan
+                found.append(torch.stack([divergences(own, answers), loss]))
         costs = per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(at))), task.targets)
         every = costs.new_full((*costs.shape[:2], len(self.pairs), costs.shape[-1]), torch.nan)
         return every.index_copy_(2, torch.tensor(at, device=costs.device), costs)
@@ -340,79 +345,129 @@ class Comparison:
     # ------------------------------------------------------------------ what was found
 
     def _found(self, sums: Sums) -> Compared:
+        floors_of_variants = self._variant_floors(sums)
+        floors = self._map_floors(floors_of_variants)
+        rows = self._rows(sums, floors)
+        function = function_of(sums, self.asked, self.loose, self.seed)
+        weights = precision.weight_changes(self.old, self.new, self.precision)
+        verdict = self._verdict(rows, list(floors), function, weights)
+        left = self._residuals(verdict)
+
+        sites = self.readers[0].sites
+        tables = {"function": function, "weights": weights, "floors": list[Row]()}
+        for number, site in enumerate(sites):
+            at_site = {name: values[number] for name, values in floors_of_variants.items()}
+            tables["floors"].append({"site": site, **at_site})
+        for one in left:
+            for name, part in one.tables().items():
+                tables[name] = tables.get(name, []) + part
+        vectors = {one.site: one.vectors for one in left}
+        return Compared(verdict, self._meta(verdict, weights), rows, tables, vectors)
+
+    def _variant_floors(self, sums: Sums) -> dict[str, list[float]]:
+        """How much of OLD's variance each of its variants misses, at each site pair."""
         total = sums["total of old"].sum(-1)
-        each = {name: (sums[name].sum(-1) / total).tolist() for name in self.variants}
-        strict = [
-            max(at)
-            for at in zip(*(each[name] for name in each if not self.loose[name]), strict=True)
-        ]
-        loose = [max(at) for at in zip(*each.values(), strict=True)]
-        floors = {
-            name: strict if name in (AS_IS, "permutation") else loose
-            for name in (*self.fitted, *self.further)
-        }
-        names = {"model_x": self.old.name, "model_y": self.new.name}
-        rows = site_rows(
-            sums, floors, [{**names, "site_x": i, "site_y": j} for i, j in self.pairs], self.seed
-        )
+        return {name: (sums[name].sum(-1) / total).tolist() for name in self.variants}
+
+    def _map_floors(self, of_variants: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+        """The floor of each map at each site pair: the largest of the variants that count for it."""
+        every = list(of_variants.values())
+        strictly = [values for name, values in of_variants.items() if not self.loose[name]]
+        loose = [max(at) for at in zip(*every, strict=True)]
+        strict = [max(at) for at in zip(*strictly, strict=True)]
+        floors = {}
+        for name in (*self.fitted, *self.further):
+            floors[name] = strict if name in (AS_IS, "permutation") else loose
+        return floors
+
+    def _rows(self, sums: Sums, floors: Mapping[str, Sequence[float]]) -> list[Row]:
+        """The rows of the report, with the errors on all rows where some are left out."""
+        places = []
+        for i, j in self.pairs:
+            names = {"model_x": self.old.name, "model_y": self.new.name}
+            places.append({**names, "site_x": i, "site_y": j})
+        rows = site_rows(sums, floors, places, self.seed)
         with_far = {name: errors.compute().tolist() for name, errors in self.far_errors.items()}
         for number, row in enumerate(rows):
             if row["method"] in with_far:
                 row["fvu_with_far"] = with_far[row["method"]][number % len(self.pairs)]
-        function = function_of(sums, self.asked, self.loose, self.seed)
-        weights = precision.weight_changes(self.old, self.new, self.precision)
+        return rows
+
+    def _verdict(
+        self,
+        rows: Sequence[Row],
+        maps: Sequence[str],
+        function: Sequence[Row],
+        weights: Sequence[Row],
+    ) -> Verdict:
+        fvu: dict[str, list[float]] = {name: [] for name in maps}
+        within: dict[str, list[bool]] = {name: [] for name in maps}
+        for row in rows:
+            fvu[row["method"]].append(torch.inf if row["fvu"] is None else row["fvu"])
+            within[row["method"]].append(row["within"])
         changed = [row["weight"] for row in weights if row["changed"]]
-        of_map = {name: [row for row in rows if row["method"] == name] for name in floors}
-        fvu = {
-            name: [torch.inf if row["fvu"] is None else row["fvu"] for row in line]
-            for name, line in of_map.items()
-        }
-        within = {name: [row["within"] for row in line] for name, line in of_map.items()}
-        same, elsewhere = (
-            function[0][name] if function else None for name in ("same", "same_elsewhere")
-        )
+        same = elsewhere = None
+        if function:
+            same = function[0]["same"]
+            elsewhere = function[0]["same_elsewhere"]
         alike = partial(precision.equal_spectra, self.old, self.new, changed)
-        verdict = decide(fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike)
-        left = self._residuals(verdict)
-        tables = {"function": function, "weights": weights}
-        places = list(zip(self.readers[0].sites, *each.values(), strict=True))
-        tables["floors"] = [dict(zip(("site", *each), values, strict=True)) for values in places]
-        for one in left:
-            for name, part in one.tables().items():
-                tables[name] = tables.get(name, []) + part
-        blocks = sorted({row["block"] for row in weights if row["changed"]})
-        ends = {
-            n: None if at is None else self.pairs[at][1]
-            for n, at in verdict._asdict().items()
-            if n in ENDS
+        return decide(fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike)
+
+    def _meta(self, verdict: Verdict, weights: Sequence[Row]) -> dict[str, Any]:
+        """What holds for all rows."""
+        fields = verdict._asdict()
+        for name in ENDS:
+            if fields[name] is not None:
+                fields[name] = self.pairs[fields[name]][1]
+        changed = None
+        if weights:
+            blocks = {row["block"] for row in weights if row["changed"]}
+            changed = {"changed": sorted(blocks), "blocks": self.new.depth}
+        return {
+            "models": {"x": self.old.identity(), "y": self.new.identity()},
+            "rows": self.kind.policy,
+            "seed": self.seed,
+            "verdict": fields,
+            "n_fit": len(self.fit.lengths[: self.most]),
+            "n_texts": len(self.held.lengths[: self.most]),
+            "precision": self.precision,
+            "times": TIMES,
+            "variants": list(self.variants),
+            "not_compared": self.asked.why,
+            "refusals": self.refused,
+            "weights": changed,
         }
-        meta = {
-            "models": {"x": self.old.identity(), "y": self.new.identity()}, "rows": self.kind.policy, "seed": self.seed,
-            "verdict": verdict._asdict() | ends, "n_fit": len(self.fit.lengths[: self.most]),
-            "n_texts": len(self.held.lengths[: self.most]), "precision": self.precision, "times": TIMES,
-            "variants": list(each), "not_compared": self.asked.why, "refusals": self.refused,
-            "weights": {"changed": blocks, "blocks": self.new.depth} if weights else None,
-        }  # fmt: skip
-        return Compared(verdict, meta, rows, tables, {one.site: one.vectors for one in left})
 
     def _residuals(self, verdict: Verdict) -> list[Residuals]:
         """What the best map leaves at the first site that has changed and at the one that has most, row by row."""
-        map_ = self.fitted.get(verdict.map or LINEAR, next(reversed(self.fitted.values()), None))
-        places = sorted({place for place in (verdict.first, verdict.most) if place is not None})
+        map_ = self.fitted.get(verdict.map or LINEAR)
+        if map_ is None and self.fitted:
+            map_ = list(self.fitted.values())[-1]
+        places = sorted({n for n in (verdict.first, verdict.most) if n is not None})
         if map_ is None or not places:
             return []
-        tokenizer, parts = cast(Any, self.old.tokenizer), list[tuple[Tensor, Tensor, Tensor]]()
+        tokenizer = cast(Any, self.old.tokenizer)
+        states, texts, tokens = [], [], []
         for numbers in self.track(self._batches(self.held), "Looking at what is left"):
             batch = self.held[numbers]
-            rows, (x, y) = self.readers[0].rows_of(batch), self._both(batch)
+            rows = self.readers[0].rows_of(batch)
+            x, y = self._both(batch)
             left = (y.double() - map_(x.double()))[places].cpu()
-            parts.append((left.transpose(0, 1), torch.tensor(numbers)[rows.owner], rows.place))
-        left, text, token = (torch.cat(column) for column in zip(*parts, strict=True))
-        about: dict[str, Any] = {"types": types_of(self.kind, self.held, self.texts, tokenizer)}
-        about["joined"] = (
-            tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
-        )
-        about |= {"text": text, "token": token, "texts": self.texts["text"][:]}
+            states.append(left.transpose(0, 1))
+            texts.append(torch.tensor(numbers)[rows.owner])
+            tokens.append(rows.place)
+
+        left = torch.cat(states)
+        joined: Any = " ".join
+        if self.kind.types == "tokens":
+            joined = tokenizer.convert_tokens_to_string
+        about: dict[str, Any] = {
+            "types": types_of(self.kind, self.held, self.texts, tokenizer),
+            "joined": joined,
+            "text": torch.cat(texts),
+            "token": torch.cat(tokens),
+            "texts": self.texts["text"][:],
+        }
         return [Residuals(self.pairs[n][1], left[:, k], **about) for k, n in enumerate(places)]
 
 
@@ -431,23 +486,19 @@ def site_rows(
         seed: of the resampling of texts.
     """
     rows, total = [], sums["total"]
+    costly = "costs" in sums
     for number, (name, floor) in enumerate(floors.items()):
         for s, place in enumerate(places):
-            row = {
-                **place,
-                "method": name,
-                **mean_columns("fvu", sums[name][s], total[s], seed),
-                "floor": floor[s],
-            }
+            row = {**place, "method": name, **mean_columns("fvu", sums[name][s], total[s], seed)}
+            row["floor"] = floor[s]
             row["tolerance"] = TIMES * max(floor[s], LEAST)
             row["within"] = row["fvu"] is not None and row["fvu"] <= row["tolerance"]
-            costs = (
-                sums["costs"][:, number, s] if "costs" in sums else torch.full((2, 1), torch.nan)
-            )
-            units = sums["units"][: costs.shape[1]] if "costs" in sums else torch.ones(1)
-            row |= mean_columns("kl", costs[0], units, seed) | mean_columns(
-                "penalty", costs[1], units, seed
-            )
+            costs, units = torch.full((2, 1), torch.nan), torch.ones(1)
+            if costly:
+                costs = sums["costs"][:, number, s]
+                units = sums["units"][: costs.shape[1]]
+            row |= mean_columns("kl", costs[0], units, seed)
+            row |= mean_columns("penalty", costs[1], units, seed)
             rows.append(row)
     return rows
 
@@ -464,31 +515,48 @@ def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: in
     if asked.what is None:
         return []
     if "units" in sums:
-        units, measure = sums["units"], "KL(old ‖ new), nats"
-        quantities = {"difference": sums["kl"], "agreement": sums["agree"]}
-        if asked.scored:
-            quantities |= {name: sums[name] for name in ("loss_old", "loss_new")}
-            quantities["loss_change"] = sums["loss_new"] - sums["loss_old"]
-        floors = {name: float(sums[f"answers of {name}"].sum() / units.sum()) for name in variants}
+        measure = "KL(old ‖ new), nats"
+        units, quantities, floors = _answers_compared(sums, asked, list(variants))
     else:
-        own, new = _cosines(sums["old"]), _cosines(sums["new"])
-        units, measure = torch.ones(len(own)), "mean squared difference of cosines"
-        nearest = (new.argmax(-1) == own.argmax(-1)).double()
-        quantities = {"difference": (new - own).square().mean(-1), "agreement": nearest}
-        floors = {
-            name: float((_cosines(sums[f"answers of {name}"]) - own).square().mean())
-            for name in variants
-        }
+        measure = "mean squared difference of cosines"
+        units, quantities, floors = _cosines_compared(sums, list(variants))
     row: Row = {"what": asked.what, "measure": measure, "units": int(units.sum()), "floors": floors}
     for name, values in quantities.items():
         row |= mean_columns(name, values, units, seed)
-    for suffix in ("", "_elsewhere"):
-        floor = max(
-            EXACT, *(value for name, value in floors.items() if suffix or not variants[name])
-        )
-        same = row["difference"] is not None and row["difference"] <= TIMES * floor
-        row |= {f"floor{suffix}": floor, f"tolerance{suffix}": TIMES * floor, f"same{suffix}": same}
+    strict = [value for name, value in floors.items() if not variants[name]]
+    for suffix, counted in (("", strict), ("_elsewhere", list(floors.values()))):
+        floor = max(EXACT, *counted)
+        row[f"floor{suffix}"] = floor
+        row[f"tolerance{suffix}"] = TIMES * floor
+        row[f"same{suffix}"] = row["difference"] is not None and row["difference"] <= TIMES * floor
     return [row]
+
+
+Answered = tuple[Tensor, dict[str, Tensor], dict[str, float]]  # units, quantities, floors
+
+
+def _answers_compared(sums: Sums, asked: Asked, variants: Sequence[str]) -> Answered:
+    """Of models with heads: their answers, unit by unit."""
+    units = sums["units"]
+    quantities = {"difference": sums["kl"], "agreement": sums["agree"]}
+    if asked.scored:
+        quantities["loss_old"] = sums["loss_old"]
+        quantities["loss_new"] = sums["loss_new"]
+        quantities["loss_change"] = sums["loss_new"] - sums["loss_old"]
+    floors = {name: float(sums[f"answers of {name}"].sum() / units.sum()) for name in variants}
+    return units, quantities, floors
+
+
+def _cosines_compared(sums: Sums, variants: Sequence[str]) -> Answered:
+    """Of models without a head: the cosines between their texts."""
+    own, new = _cosines(sums["old"]), _cosines(sums["new"])
+    nearest = (new.argmax(-1) == own.argmax(-1)).double()
+    quantities = {"difference": (new - own).square().mean(-1), "agreement": nearest}
+    floors = {}
+    for name in variants:
+        again = _cosines(sums[f"answers of {name}"])
+        floors[name] = float((again - own).square().mean())
+    return torch.ones(len(own)), quantities, floors
 
 
 def _cosines(texts: Tensor) -> Tensor:
