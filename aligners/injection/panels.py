@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -66,11 +65,9 @@ def text_totals(
         mean_target: (S, 1, d_y) that of the target.
     """
     total = squared_distances(target, mean_target)
-    back = (
-        torch.full_like(total, torch.nan)
-        if mean_source is None
-        else squared_distances(source, mean_source)
-    )
+    back = torch.full_like(total, torch.nan)
+    if mean_source is not None:
+        back = squared_distances(source, mean_source)
     return {
         "total": per_text_sums(total, rows),
         "total_unseen": per_text_sums(of_unseen(total, rows), rows),
@@ -102,19 +99,19 @@ def text_errors(
     }
     errors = {name: per_text_sums(part, rows) for name, part in values.items()}
     if inverse is None:
-        return errors | dict.fromkeys(
-            ("back", "gap"), torch.full_like(errors["squares"], torch.nan)
-        )
-    back, gap = squared_errors(inverse(target), source), (inverse(mapped) - source).abs_().amax(-1)
+        errors["back"] = errors["gap"] = torch.full_like(errors["squares"], torch.nan)
+        return errors
+    back = squared_errors(inverse(target), source)
+    gap = (inverse(mapped) - source).abs_().amax(-1)
     errors["back"] = per_text_sums(back.nan_to_num(torch.inf, torch.inf), rows)
-    return errors | {"gap": _per_text_largest(gap.nan_to_num(torch.inf, torch.inf), rows)}
+    errors["gap"] = _per_text_largest(gap.nan_to_num(torch.inf, torch.inf), rows)
+    return errors
 
 
 def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
     """The largest over the rows of each text of a batch: (S, N) -> (S, B)."""
-    return values.new_zeros(len(values), rows.texts).scatter_reduce(
-        1, rows.owner.expand_as(values), values, "amax"
-    )
+    zeros = values.new_zeros(len(values), rows.texts)
+    return zeros.scatter_reduce(1, rows.owner.expand_as(values), values, "amax")
 
 
 def error_columns(
@@ -218,25 +215,40 @@ class Panel(nn.Module):
         far_rows: str = "leave_out",
     ) -> None:
         super().__init__()
-        self.retrieval, self.far_rows, self.far_errors = retrieval, far_rows, nn.ModuleList()
-        self.route, self.kind, self.behaviour = route, kind, behaviour
-        self.methods, self.texts, self.seed = list(methods), texts, seed
+        self.route = route
+        self.kind = kind
+        self.behaviour = behaviour
+        self.methods = list(methods)
+        self.texts = texts
+        self.seed = seed
+        self.retrieval = retrieval
+        self.far_rows = far_rows
+        self.far_errors = nn.ModuleList()
         self.owned = nn.ModuleList(method.aligner for method in self.methods if method.aligner)
-        for name, mean in zip(("mean_source", "mean_target"), means or (None, None), strict=True):
-            self.register_buffer(name, None if mean is None else mean[:, None])
-        sites = len(route.pairs)
-        scored = [*(ERRORS if means else []), *(behaviour.scored if behaviour else [])]
-        self.scores = TextScores(scored, len(self.methods), sites, texts)
-        self.answers = [
-            name
-            for name in (behaviour.whole if behaviour else ())
-            for _ in range(DRAWS.get(name, 1))
-        ]
-        self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts) if behaviour else None
+        mean_source, mean_target = means or (None, None)
+        self.register_buffer("mean_source", None if mean_source is None else mean_source[:, None])
+        self.register_buffer("mean_target", None if mean_target is None else mean_target[:, None])
+
+        count, sites = len(self.methods), len(route.pairs)
+        scored: list[str] = []
+        if means:
+            scored += ERRORS
+        self.answers: list[str] = []  # what needs no site, as often as it is drawn
+        self.whole: TextScores | None = None
+        if behaviour is not None:
+            scored += behaviour.scored
+            for name in behaviour.whole:
+                self.answers += [name] * DRAWS.get(name, 1)
+            self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts)
+        self.scores = TextScores(scored, count, sites, texts)
         self.lengths = TextScores(COUNTED, 1, 1, texts)
         self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), once there are rows
-        self.elsewhere = TextScores(SQUARES, len(self.methods), sites, others) if others else None
-        self.fitting = UnitMeans(1 + len(SQUARES) * len(self.methods) * sites) if fitting else None
+        self.elsewhere: TextScores | None = None
+        if others:
+            self.elsewhere = TextScores(SQUARES, count, sites, others)
+        self.fitting: UnitMeans | None = None
+        if fitting:
+            self.fitting = UnitMeans(1 + len(SQUARES) * count * sites)
 
     def update(self, read: PanelBatch, natives: Natives, each: EachMethod = iter) -> None:
         """Score every method at every site on one batch.
@@ -248,40 +260,49 @@ class Panel(nn.Module):
         """
         text, rows = read.batch.texts.text, read.batch.rows
         ones = torch.ones(1, 1, len(rows), device=text.device)
-        counted = zip(COUNTED, (ones, of_unseen(ones, rows)), strict=True)
-        self.lengths.update(text, {name: per_text_sums(values, rows) for name, values in counted})
+        counted = per_text_sums(ones, rows)
+        unseen = per_text_sums(of_unseen(ones, rows), rows)
+        self.lengths.update(text, {"rows": counted, "unseen": unseen})
         if self.behaviour is not None and self.whole is not None and read.task is not None:
             self.whole.update(text, self.behaviour.without_sites(read.task, natives))
-        results, totals = [], Sums()
+        totals = Sums()
         if self.mean_target is not None and read.target is not None:
             totals = text_totals(rows, read.source, read.target, self.mean_source, self.mean_target)
             if self.retrieval is not None:
                 self.retrieval.add(read.source, read.target, text[rows.owner], rows.place)
-        for method in each(self.methods):
-            mapped, sums = method.map(read.source, read.batch), dict(totals)
-            if read.target is not None and totals:
-                inverse = None if self.mean_source is None else method.inverse
-                sums |= text_errors(rows, read.source, read.target, mapped, inverse)
-            if self.behaviour is not None and read.task is not None:
-                put = mapped if read.injected is None else method.map(read.injected, read.task)
-                put = put if read.own is None else self._beside_far(put, read)
-                sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
-            results.append(sums)
-        self.scores.update(
-            text, {name: torch.stack([e[name] for e in results]) for name in self.scores.quantities}
-        )
+        results = [self._scored(method, read, totals, natives) for method in each(self.methods)]
+        table = {}
+        for name in self.scores.quantities:
+            table[name] = torch.stack([result[name] for result in results])
+        self.scores.update(text, table)
         if read.beside is not None and totals:
             self._update_beside(read.beside)
+
+    def _scored(self, method: Method, read: PanelBatch, totals: Sums, natives: Natives) -> Sums:
+        """What a method scores on one batch: its errors, and what the target does with its states."""
+        mapped = method.map(read.source, read.batch)
+        sums = dict(totals)
+        if read.target is not None and totals:
+            inverse = None if self.mean_source is None else method.inverse
+            sums |= text_errors(read.batch.rows, read.source, read.target, mapped, inverse)
+        if self.behaviour is not None and read.task is not None:
+            put = mapped
+            if read.injected is not None:
+                put = method.map(read.injected, read.task)
+            if read.own is not None:
+                put = self._beside_far(put, read)
+            sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
+        return sums
 
     def _update_beside(self, read: PanelBatch) -> None:
         """Add the errors on the rows that stand beside those that count."""
         if not self.far_errors:
             mean = cast(Tensor, self.mean_target)[:, 0]
             self.far_errors.extend(FarErrors(mean).to(mean.device) for _ in self.methods)
+        target = cast(Tensor, read.target)
         for method, errors in zip(self.methods, self.far_errors, strict=True):
-            cast(FarErrors, errors).update(
-                method.map(read.source, read.batch), cast(Tensor, read.target)
-            )
+            mapped = method.map(read.source, read.batch)
+            cast(FarErrors, errors).update(mapped, target)
 
     @staticmethod
     def _beside_far(mapped: Tensor, read: PanelBatch) -> Tensor:
@@ -295,25 +316,22 @@ class Panel(nn.Module):
 
     def update_squares(self, split: str, read: PanelBatch, each: EachMethod = iter) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
-        rows, target, mean = (
-            read.batch.rows,
-            cast(Tensor, read.target),
-            cast(Tensor, self.mean_target),
-        )
-        total = per_text_sums(squared_distances(target, mean), rows)
-        errors = (
-            squared_errors(method.map(read.source, read.batch), target)
-            for method in each(self.methods)
-        )
-        sums = torch.stack([per_text_sums(part, rows) for part in errors])
-        squares = dict(zip(SQUARES, (sums, total.expand_as(sums)), strict=True))  # (methods, S, B)
+        rows = read.batch.rows
+        target = cast(Tensor, read.target)
+        total = per_text_sums(squared_distances(target, cast(Tensor, self.mean_target)), rows)
+        parts = []
+        for method in each(self.methods):
+            errors = squared_errors(method.map(read.source, read.batch), target)
+            parts.append(per_text_sums(errors, rows))
+        sums = torch.stack(parts)  # (methods, S, B)
+        totals = total.expand_as(sums)
         if split == "other" and self.elsewhere is not None:
+            squares = {"squares": sums, "total": totals}
             self.elsewhere.update(read.batch.texts.text, squares)
         elif self.fitting is not None:
             counts = torch.as_tensor(rows.counts, device=read.source.device)
-            self.fitting.update(
-                torch.cat([counts[None].double(), torch.stack([*squares.values()]).flatten(0, -2)])
-            )
+            values = torch.stack([sums, totals]).flatten(0, -2)
+            self.fitting.update(torch.cat([counts[None].double(), values]))
 
     # ------------------------------------------------------------------ after
 
@@ -342,26 +360,17 @@ class Panel(nn.Module):
         overflows = torch.zeros(len(self.methods), len(pairs), dtype=torch.bool)
         columns: dict[str, Tensor] = {}
         if self.behaviour is not None:
-            names, task = self.answers, self.behaviour.asked
-            index = names.index("native_y" if "native_y" in names else "native")
-            native = {name: values[index, 0] for name, values in whole.items()}
-            x, y = self.route.source.name, self.route.target.name
-            own, answers = {"native_x": x, "native_y": y, "native": y}, whole["answer"][:, 0]
-            self.native_answers = {
-                own[name]: answers[place] for place, name in enumerate(names) if name in own
-            }
-            without = behaviour_columns(whole, native, task, self.seed)
-            for name, draws in groupby(range(len(names)), lambda place: names[place]):
-                role = "ceiling" if name.startswith("native") else "floor"
-                yield _row(name, role, (None, None), {}, _over_draws(without, list(draws)))
-            columns |= behaviour_columns(table, native, task, self.seed)
+            native = self._native(whole)
+            yield from self._rows_without_sites(whole, native)
+            columns |= behaviour_columns(table, native, self.behaviour.asked, self.seed)
             overflows |= ~table["loss"].isfinite().all(-1)
         if self.mean_target is not None:
             columns |= self._errors(table, counted)
-            overflows |= (
-                ~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()
-            ).any(-1)
-        drawn = None if self.retrieval is None else self.retrieval.end()
+            infinite = table["back"].isinf() | table["gap"].isinf()
+            overflows |= (~table["squares"].isfinite() | infinite).any(-1)
+        drawn = None
+        if self.retrieval is not None:
+            drawn = self.retrieval.end()
         methods = list(enumerate(self.methods))
         for place, method in track(methods, "Retrieval", disable=quiet or drawn is None):
             reduced = reduced_mse(method.aligner, len(pairs))
@@ -372,31 +381,57 @@ class Panel(nn.Module):
                 about = {"fitted_on": self.kind, **method.about, "training": method.outcome(s)}
                 extra = {"mse_reduced": reduced[s], "overflow": bool(overflows[place, s])}
                 extra |= {name: finite(values[s]) for name, values in retrieved.items()}
-                yield _row(
-                    method.name, method.role, pair, about, _figures(columns, place, s) | extra
-                )
+                found = _figures(columns, place, s) | extra
+                yield _row(method.name, method.role, pair, about, found)
+
+    def _native(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the target does by itself, text by text; the answers of both models are kept."""
+        own = {
+            "native_x": self.route.source.name,
+            "native_y": self.route.target.name,
+            "native": self.route.target.name,
+        }
+        self.native_answers = {}
+        for place, name in enumerate(self.answers):
+            if name in own:
+                self.native_answers[own[name]] = whole["answer"][place, 0]
+        name = "native_y" if "native_y" in self.answers else "native"
+        index = self.answers.index(name)
+        return {quantity: values[index, 0] for quantity, values in whole.items()}
+
+    def _rows_without_sites(
+        self, whole: dict[str, Tensor], native: dict[str, Tensor]
+    ) -> Iterator[Row]:
+        """A row for each ceiling and floor that needs no site."""
+        task = cast(Behaviour, self.behaviour).asked
+        columns = behaviour_columns(whole, native, task, self.seed)
+        for name in dict.fromkeys(self.answers):
+            draws = [place for place, other in enumerate(self.answers) if other == name]
+            role = "ceiling" if name.startswith("native") else "floor"
+            yield _row(name, role, (None, None), {}, _over_draws(columns, draws))
 
     def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
         """The columns of the held-out rows, of other texts, and of the fitting rows, each (methods, S)."""
-        width, nothing = self.route.target.width, torch.full_like(table["squares"], torch.nan)
-        other = (
-            dict.fromkeys(SQUARES, nothing) if self.elsewhere is None else self.elsewhere.compute()
-        )
+        width = self.route.target.width
+        if self.elsewhere is None:
+            other = dict.fromkeys(SQUARES, torch.full_like(table["squares"], torch.nan))
+        else:
+            other = self.elsewhere.compute()
+        columns = error_columns(table, other, counted, width, self.seed)
+
         shape = len(SQUARES), len(self.methods), len(self.route.pairs)
-        sums = (
-            torch.full((1 + math.prod(shape),), torch.nan)
-            if self.fitting is None
-            else self.fitting.compute().cpu()
-        )
+        sums = torch.full((1 + math.prod(shape),), torch.nan)
+        if self.fitting is not None:
+            sums = self.fitting.compute().cpu()
         squares, total = sums[1:].reshape(shape)
         fitted = squares / (sums[0] * width), squares / total, (squares / total).sqrt()
-        columns = error_columns(table, other, counted, width, self.seed) | dict(
-            zip(FITTING, fitted, strict=True)
-        )
-        each = [cast(FarErrors, errors).compute().cpu() for errors in self.far_errors]
-        return columns | far_columns(
-            self.far_rows, torch.stack(each) if each else None, columns["fvu"]
-        )
+        columns |= dict(zip(FITTING, fitted, strict=True))
+
+        far = None
+        if self.far_errors:
+            each = [cast(FarErrors, errors).compute().cpu() for errors in self.far_errors]
+            far = torch.stack(each)
+        return columns | far_columns(self.far_rows, far, columns["fvu"])
 
 
 def _row(
@@ -429,9 +464,10 @@ def _over_draws(columns: dict[str, Tensor], draws: list[int]) -> dict[str, Any]:
     ends: dict[str, Callable[[Tensor], Tensor]] = {"low": torch.amin, "high": torch.amax}
     for name, values in columns.items():
         base, _, end = name.rpartition("_")
-        found[name] = finite(
-            ends.get(end, torch.mean)((columns[base] if end in ends else values)[draws, 0])
-        )
+        if end in ends:
+            found[name] = finite(ends[end](columns[base][draws, 0]))
+        else:
+            found[name] = finite(values[draws, 0].mean())
     return found
 
 
