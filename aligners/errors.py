@@ -74,11 +74,15 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
                 f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.{like}"
             )
         unknown = (
-            [] if isinstance(value, str) else [entry for entry in value or () if entry not in known]
+            []
+            if isinstance(value, str)
+            else [entry for entry in value or () if entry not in known]
         )
         if unknown:
             got = f"{', '.join(unknown)}.{did_you_mean(unknown, known)}"
-            raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {got}")
+            raise UserError(
+                f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {got}"
+            )
 
 
 def check_file_names(**names: str) -> None:
@@ -91,7 +95,11 @@ def check_file_names(**names: str) -> None:
         UserError: it is empty, leads to another folder, or has letters that nobody sees.
     """
     for what, name in names.items():
-        if not name.strip(". ") or not name.isprintable() or not {"/", "\\"}.isdisjoint(name):
+        if (
+            not name.strip(". ")
+            or not name.isprintable()
+            or not {"/", "\\"}.isdisjoint(name)
+        ):
             raise UserError(
                 f"Expected `{what}` to be a name as of a file, without slashes or control characters, but got {name!r}."
             )
@@ -106,7 +114,9 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     """A question that follows an error: the known names that are most like unknown ones; empty if none is."""
     cases = {str(name).lower(): str(name) for name in known}
     like = [
-        cases[close] for name in unknown for close in get_close_matches(str(name).lower(), cases, 2)
+        cases[close]
+        for name in unknown
+        for close in get_close_matches(str(name).lower(), cases, 2)
     ]
     return f" Did you mean {' or '.join(dict.fromkeys(like))}?" if like else ""
 

@@ -43,7 +43,9 @@ class Progress:
             else None
         )
         if self._bar is not None:
-            self._bar.add_task(what, total=total if math.isfinite(total) else None, completed=begin)
+            self._bar.add_task(
+                what, total=total if math.isfinite(total) else None, completed=begin
+            )
             self._bar.start()
         if what:
             self._say(f"{what}: {total:,.0f} steps.")
@@ -74,13 +76,20 @@ class Progress:
         """
         self.done, self._now = done, time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, description=beside and beside())
+            self._bar.update(
+                self._bar.task_ids[0], completed=done, description=beside and beside()
+            )
         if at_once or self._now - self._said >= EVERY:
             self._said = self._now
             self._say(line())
 
     def _line(self, words: str) -> str:
-        left = (self._now - self._began) / (self.done - self._begin) * (self.total - self.done) / 60
+        left = (
+            (self._now - self._began)
+            / (self.done - self._begin)
+            * (self.total - self.done)
+            / 60
+        )
         return f"{self.what}: step {self.done:,} of {self.total:,.0f}{words}, about {left:.1f} min left"
 
     def end(self) -> None:
@@ -103,14 +112,22 @@ def tell(*lines: str) -> None:
 
 def hidden(trainer: Any) -> bool:
     """Whether a process shows no progress: a further rank of a run, or one without a Trainer that has a bar."""
-    return trainer is None or not trainer.is_global_zero or trainer.progress_bar_callback is None
+    return (
+        trainer is None
+        or not trainer.is_global_zero
+        or trainer.progress_bar_callback is None
+    )
 
 
 def track(
     each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False
 ) -> Iterator[T]:
     """Yield each, and show how far it is; see `Progress`."""
-    shown = None if disable else Progress(what, length_hint(each) if total is None else total)
+    shown = (
+        None
+        if disable
+        else Progress(what, length_hint(each) if total is None else total)
+    )
     try:
         for one in each:
             yield one

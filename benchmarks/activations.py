@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.batches import LengthBatches, TextBatch
 from aligners.datamodules.rows.policies import RowKind
@@ -32,7 +34,9 @@ def texts(count: int, longest: int) -> list[Tensor]:
 
 def batch_of(chosen: list[Tensor], width: int, device: str) -> TextBatch:
     """The texts as one batch, padded to `width`."""
-    ids = torch.stack([torch.nn.functional.pad(text, (0, width - len(text))) for text in chosen])
+    ids = torch.stack(
+        [torch.nn.functional.pad(text, (0, width - len(text))) for text in chosen]
+    )
     mask = torch.stack([torch.arange(width) < len(text) for text in chosen])
     inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
     return TextBatch((inputs, inputs), (~mask, ~mask), torch.arange(len(chosen)))
@@ -42,7 +46,9 @@ def padded(models: list[FrozenModel], batch: TextBatch, mask: Tensor) -> list[Te
     """The rows of both models by way of `output_hidden_states`."""
     found = []
     for model in models:
-        states = model.model.base_model(**batch.inputs_x, output_hidden_states=True).hidden_states
+        states = model.model.base_model(
+            **batch.inputs_x, output_hidden_states=True
+        ).hidden_states
         found.append(torch.stack([state[mask] for state in states]))
     return found
 
@@ -57,9 +63,13 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
 
-    models = [build(options.width, options.layers, seed, options.device) for seed in (0, 1)]
+    models = [
+        build(options.width, options.layers, seed, options.device) for seed in (0, 1)
+    ]
     reader = PairReader(
-        models, [Link(0, 1, site, site) for site in range(options.layers + 1)], RowKind("tokens")
+        models,
+        [Link(0, 1, site, site) for site in range(options.layers + 1)],
+        RowKind("tokens"),
     )
     every = texts(options.batch * options.batches, 128)
     order = LengthBatches([len(text) for text in every], options.batch, shuffle=True)
@@ -89,7 +99,11 @@ def main() -> None:
 
     ours = torch.cat([reader.read(parts).x for parts in prepared], 1)
     theirs = torch.cat(
-        [padded(models, batch, mask)[0] for batch, mask in zip(wide, masks, strict=True)], 1
+        [
+            padded(models, batch, mask)[0]
+            for batch, mask in zip(wide, masks, strict=True)
+        ],
+        1,
     )
     if ours.shape != theirs.shape or not torch.allclose(
         ours.double().sum(1), theirs.double().sum(1), atol=1e-2
@@ -106,7 +120,8 @@ def main() -> None:
     figures = Figures(options.device)
     figures.add_times(seconds)
     figures.add(
-        "paired rows per second and site", ours.shape[1] / statistics.median(seconds["reading"])
+        "paired rows per second and site",
+        ours.shape[1] / statistics.median(seconds["reading"]),
     )
     figures.add(
         "rows/s, reading / bare forwards",

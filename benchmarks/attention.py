@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.text.loading import load_texts
@@ -24,7 +26,9 @@ from aligners.models import FrozenModel
 from benchmarks.harness import Figures, parser
 
 
-def rows(model: FrozenModel, sentences: list[str], batch: int, side: str) -> list[Tensor]:
+def rows(
+    model: FrozenModel, sentences: list[str], batch: int, side: str
+) -> list[Tensor]:
     """The states of all real tokens at each site, (N, d) each, from batches of so many sentences."""
     found: list[list[Tensor]] = [[] for _ in range(model.depth + 1)]
     tokenizer = model.tokenizer
@@ -49,7 +53,10 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument(
-        "models", nargs="*", default=["embedded:0", "embedded-gpt:0"], help="names or folders"
+        "models",
+        nargs="*",
+        default=["embedded:0", "embedded-gpt:0"],
+        help="names or folders",
     )
     arguments.add_argument("--source", default="rotten_tomatoes")
     arguments.add_argument("--texts", type=int, default=64)
@@ -57,8 +64,14 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     texts, figures = TextSource(options.source), Figures(options.device)
-    sentences = list(load_texts(TextSource(options.source, max_texts=options.texts)).fit["text"])
-    kinds = ["eager", "sdpa", *(["flash_attention_2"] if options.device != "cpu" else [])]
+    sentences = list(
+        load_texts(TextSource(options.source, max_texts=options.texts)).fit["text"]
+    )
+    kinds = [
+        "eager",
+        "sdpa",
+        *(["flash_attention_2"] if options.device != "cpu" else []),
+    ]
     for name in options.models:
         reference: list[Tensor] = []
         for dtype in ("float32", "bfloat16"):
@@ -66,7 +79,12 @@ def main() -> None:
                 named, load = [(name, None)], partial(load_texts, texts)
                 try:
                     loading = FrozenModels(
-                        named, None, load, max_length=2, dtype=dtype, attn_implementation=kind
+                        named,
+                        None,
+                        load,
+                        max_length=2,
+                        dtype=dtype,
+                        attn_implementation=kind,
                     )
                     model = loading.loaded[0].to(options.device)
                 except (
@@ -79,11 +97,15 @@ def main() -> None:
                     ("right", options.batch),
                     ("left", options.batch),
                 ):
-                    found = rows(model, sentences, batch, "right" if side == "alone" else side)
+                    found = rows(
+                        model, sentences, batch, "right" if side == "alone" else side
+                    )
                     if not reference:
                         reference = found
                         continue
-                    moved = [(a - b, b.std()) for a, b in zip(found, reference, strict=True)]
+                    moved = [
+                        (a - b, b.std()) for a, b in zip(found, reference, strict=True)
+                    ]
                     what = f"{Path(name).name}, {kind}, {dtype}, {'alone' if batch == 1 else f'padded on the {side}'}"
                     figures.add(
                         f"{what}: largest",
@@ -91,7 +113,10 @@ def main() -> None:
                     )
                     figures.add(
                         f"{what}: mean",
-                        max(float(each.square().mean().sqrt() / scale) for each, scale in moved),
+                        max(
+                            float(each.square().mean().sqrt() / scale)
+                            for each, scale in moved
+                        ),
                     )
     figures.write(options.json)
 

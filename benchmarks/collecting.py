@@ -19,7 +19,9 @@ from typing import TextIO
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.cli.cells.cell_options import CellOptions
 from aligners.studies.expansion import expand
@@ -39,7 +41,9 @@ def write_result(file: TextIO, models: list[str], draw: random.Random) -> int:
     """Write the result of a comparison, as a cell of a study leaves it; its rows."""
     meta = {"models": [{"name": name} for name in models], "rows": "mean"}
     file.write(
-        json.dumps({"kind": "similarity", "seconds": 1.0, "versions": {}, "meta": meta})[:-1]
+        json.dumps(
+            {"kind": "similarity", "seconds": 1.0, "versions": {}, "meta": meta}
+        )[:-1]
         + ',\n"rows": [\n'
     )
     count = 0
@@ -56,7 +60,9 @@ def write_result(file: TextIO, models: list[str], draw: random.Random) -> int:
                 }
             )
             for a, b in product(range(LAYERS), repeat=2):
-                row = json.dumps({"layer_x": a, "layer_y": b, "value": draw.random(), **EMPTY})
+                row = json.dumps(
+                    {"layer_x": a, "layer_y": b, "value": draw.random(), **EMPTY}
+                )
                 file.write(f"{MORE if count else ''}{begins[:-1]}, {row[1:]}")
                 count += 1
     file.write("\n]\n}\n")
@@ -65,9 +71,16 @@ def write_result(file: TextIO, models: list[str], draw: random.Random) -> int:
 
 def make_study(folder: Path, cells: int) -> int:
     """Begin a study whose first comparisons are done; the rows that they have found."""
-    spec = yaml.safe_load((ROOT / "papers" / "ren2023" / "study.yaml").read_text(encoding="utf-8"))
+    spec = yaml.safe_load(
+        (ROOT / "papers" / "ren2023" / "study.yaml").read_text(encoding="utf-8")
+    )
     study = replace(
-        read_study(spec), data={"rows": "mean"}, fit=None, inject=None, attention=None, recover=None
+        read_study(spec),
+        data={"rows": "mean"},
+        fit=None,
+        inject=None,
+        attention=None,
+        recover=None,
     )
     study_folder, draw, rows = StudyFolder(folder), random.Random(0), 0
     planned = expand(study, CellOptions())
@@ -89,11 +102,18 @@ def main() -> None:
     figures = Figures("cpu")
     with tempfile.TemporaryDirectory() as place:
         figures.add("rows", make_study(Path(place), options.cells))
-        results = sum(file.stat().st_size for file in Path(place).glob(f"cells/*/{RESULT}"))
+        results = sum(
+            file.stat().st_size for file in Path(place).glob(f"cells/*/{RESULT}")
+        )
         figures.add("results, GB", results / 1e9)
-        script, began = Path(__file__).resolve().parents[1] / "study.py", time.perf_counter()
+        script, began = (
+            Path(__file__).resolve().parents[1] / "study.py",
+            time.perf_counter(),
+        )
         subprocess.run(
-            [sys.executable, str(script), "collect", place], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, str(script), "collect", place],
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         figures.add("collect: seconds", time.perf_counter() - began)

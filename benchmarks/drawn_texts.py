@@ -8,7 +8,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from benchmarks.harness import Figures, parser
 
@@ -29,13 +31,22 @@ def texts(figures: Figures) -> None:
 
         drawn = random.Random(0)
         for split, rows in ROWS.items():
-            words = [" ".join(str(drawn.randrange(20_000)) for _ in range(30)) for _ in range(rows)]
-            columns = {"premise": [w[:110] for w in words], "hypothesis": [w[110:] for w in words]}
-            Dataset.from_dict({**columns, "label": [n % 3 for n in range(rows)]}).to_parquet(
-                f"{folder}/{split}.parquet"
-            )
+            words = [
+                " ".join(str(drawn.randrange(20_000)) for _ in range(30))
+                for _ in range(rows)
+            ]
+            columns = {
+                "premise": [w[:110] for w in words],
+                "hypothesis": [w[110:] for w in words],
+            }
+            Dataset.from_dict(
+                {**columns, "label": [n % 3 for n in range(rows)]}
+            ).to_parquet(f"{folder}/{split}.parquet")
         source = TextSource(
-            folder, held_out="validation", text_columns=["premise", "hypothesis"], max_texts=1600
+            folder,
+            held_out="validation",
+            text_columns=["premise", "hypothesis"],
+            max_texts=1600,
         )
         for name, seed in (("opened and drawn", 1), ("drawn", 0), ("kept", 0)):
             begun = time.process_time()

@@ -34,10 +34,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch"
+        "--json", type=Path, metavar="FILE", help="write the figures there too"
+    )
+    arguments.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    arguments.add_argument(
+        "--threads",
+        type=int,
+        default=torch.get_num_threads(),
+        help="CPU threads of torch",
     )
     arguments.add_argument(
         "--rounds", type=int, default=15, help="times that each alternative is timed"
@@ -50,7 +57,12 @@ def parser_with_sizes(
 ) -> argparse.ArgumentParser:
     """Those of `parser`, and the sizes of random models and of a batch, with these defaults."""
     arguments = parser(description)
-    for name, size in {"width": 256, "layers": layers, "batch": batch, "tokens": tokens}.items():
+    for name, size in {
+        "width": 256,
+        "layers": layers,
+        "batch": batch,
+        "tokens": tokens,
+    }.items():
         arguments.add_argument(f"--{name}", type=int, default=size)
     return arguments
 
@@ -85,7 +97,9 @@ def interleaved(
 
 def ratio(seconds: Mapping[str, list[float]], name: str, reference: str) -> float:
     """Median over the rounds of one alternative's time in units of another's in the same round."""
-    return statistics.median(a / b for a, b in zip(seconds[name], seconds[reference], strict=True))
+    return statistics.median(
+        a / b for a, b in zip(seconds[name], seconds[reference], strict=True)
+    )
 
 
 class Figures:
@@ -104,7 +118,9 @@ class Figures:
         self.figures: dict[str, dict[str, float | str | None]] = {}
         self.missed: list[str] = []
 
-    def add(self, name: str, value: float, *, bar: float | None = None, sense: str = "<=") -> None:
+    def add(
+        self, name: str, value: float, *, bar: float | None = None, sense: str = "<="
+    ) -> None:
         """Record and print a number; `sense` says on which side of its bar it should be: "<=" or ">="."""
         self.figures[name] = {"value": value, "bar": bar, "sense": sense}
         verdict = ""
@@ -122,7 +138,9 @@ class Figures:
     def write(self, path: Path | None) -> None:
         """Write `{"machine": ..., "figures": ...}`, whole or not at all; nothing without a path."""
         if path is not None:
-            write_whole(path, {"machine": machine(self._device), "figures": self.figures})
+            write_whole(
+                path, {"machine": machine(self._device), "figures": self.figures}
+            )
 
 
 def write_whole(path: Path, content: Mapping[str, object]) -> None:
@@ -173,7 +191,11 @@ def _processor() -> str:
     """The processor's name, which `platform` leaves empty on Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     names = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    named = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
+    named = [
+        line.partition(":")[2].strip()
+        for line in names
+        if line.startswith("model name")
+    ]
     return named[0] if named else platform.processor()
 
 

@@ -37,7 +37,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
@@ -58,13 +60,16 @@ from benchmarks.parts import bare_trainer
 
 EMBEDDED = ["embedded-gpt:0", "embedded-gpt:1"]
 AFTER = ("ln_f", "norm", "pooler")  # what stands between the last block and the head
-WEIGHTS = (
-    "Random and trained weights of one size mean the same operations, and so about the same time."
-)
+WEIGHTS = "Random and trained weights of one size mean the same operations, and so about the same time."
 WAYS = ("evaluate.py inject", "bare", "plain hooks")
 BAR = 2.0
 MAPS: dict[str, Any] = {
-    **{"permutation": Permutation, "procrustes": Procrustes, "cca": CCA, "linear": Linear},
+    **{
+        "permutation": Permutation,
+        "procrustes": Procrustes,
+        "cca": CCA,
+        "linear": Linear,
+    },
     **{
         "mlp_paper": partial(MLP, skip=False),
         "mlp": MLP,
@@ -138,7 +143,9 @@ def material(options: Namespace, folder: Path) -> Material:
     models = random_gpts(folder, options.width) if options.width else options.models
     x, y = models
     # the embedded GPTs are trained on all fitting texts
-    text = TextSource(max_texts=None if models == EMBEDDED else 200, max_held_out=options.texts)
+    text = TextSource(
+        max_texts=None if models == EMBEDDED else 200, max_held_out=options.texts
+    )
     data = pair_states(x, y, text=text, sites=options.sites, batch_size=options.batch)
     fit = Alignment(MAPS)
     quick = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0}
@@ -151,11 +158,15 @@ def material(options: Namespace, folder: Path) -> Material:
     except Ready:
         evaluation.to(options.device)
     batches = [
-        data.on_before_batch_transfer(batch, 0).to(options.device) for batch in data.loader("test")
+        data.on_before_batch_transfer(batch, 0).to(options.device)
+        for batch in data.loader("test")
     ]
     sites = [site for _, site in cast(Panel, evaluation.panels[0]).route.pairs]
     return Material(
-        evaluation, data, batches, [own_states(data.frozen[1], batch, sites) for batch in batches]
+        evaluation,
+        data,
+        batches,
+        [own_states(data.frozen[1], batch, sites) for batch in batches],
     )
 
 
@@ -166,9 +177,14 @@ def own_states(target: FrozenModel, batch: Prepared, sites: Sequence[int]) -> Ow
     def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         beside.append((given[1:], named))
 
-    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in target.blocks]
+    handles = [
+        block.register_forward_pre_hook(keep, with_kwargs=True)
+        for block in target.blocks
+    ]
     with torch.no_grad():
-        states = target.front(batch.texts.inputs[1], [*sites, target.depth])[: len(sites)]
+        states = target.front(batch.texts.inputs[1], [*sites, target.depth])[
+            : len(sites)
+        ]
     for handle in handles:
         handle.remove()
     return Own(torch.stack(states), beside)
@@ -182,7 +198,9 @@ def inject(given: Material) -> None:
 
 def bare_tail(target: FrozenModel, states: Tensor, own: Own, site: int) -> Tensor:
     """Y's logits from its states (B, T, d) at a site on."""
-    for block, (given, named) in zip(target.blocks[site:], own.beside[site:], strict=True):
+    for block, (given, named) in zip(
+        target.blocks[site:], own.beside[site:], strict=True
+    ):
         output = block(states, *given, **named)
         states = output if isinstance(output, Tensor) else output[0]
     model: Any = target.model
@@ -212,7 +230,9 @@ def plain_hooks(given: Material) -> Tensor:
     return sums
 
 
-def injected_by_hooks(given: Material, read: PairedBatch, method: Method) -> list[Tensor]:
+def injected_by_hooks(
+    given: Material, read: PairedBatch, method: Method
+) -> list[Tensor]:
     """The sums of one method on one batch: for each site loss and right answers, (2,)."""
     inputs, model, sums = read.texts.inputs[1], given.target.model, []
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
@@ -220,20 +240,29 @@ def injected_by_hooks(given: Material, read: PairedBatch, method: Method) -> lis
     if given.target.task == "classification":
         part, asked = slice(None), read.task.targets.answer
     else:
-        part, asked = (slice(None), slice(-1)), ids[:, 1:].where(real[:, :-1] & real[:, 1:], -100)
-    for rows, (_, site) in zip(method.map(read.x, read), given.panel.route.pairs, strict=True):
+        part, asked = (
+            (slice(None), slice(-1)),
+            ids[:, 1:].where(real[:, :-1] & real[:, 1:], -100),
+        )
+    for rows, (_, site) in zip(
+        method.map(read.x, read), given.panel.route.pairs, strict=True
+    ):
         states = rows.new_zeros(*ids.shape, rows.shape[-1])
         states[real] = rows
 
         def replace(*passed: Any, states: Tensor = states) -> Any:
-            return states if isinstance(passed[-1], Tensor) else (states, *passed[-1][1:])
+            return (
+                states if isinstance(passed[-1], Tensor) else (states, *passed[-1][1:])
+            )
 
         handle = given.target.blocks[site - 1].register_forward_hook(replace)
         try:
             logits = model(**inputs).logits[part]
         finally:
             handle.remove()
-        loss = nn.functional.cross_entropy(logits.flatten(0, -2), asked.flatten(), reduction="sum")
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, -2), asked.flatten(), reduction="sum"
+        )
         sums.append(torch.stack([loss, (logits.argmax(-1) == asked).sum()]))
     return sums
 
@@ -257,7 +286,11 @@ def check(given: Material) -> None:
 def ways(given: Material) -> dict[str, Callable[[], object]]:
     """What is compared, by its name."""
     return dict(
-        zip(WAYS, (partial(way, given) for way in (inject, bare, plain_hooks)), strict=True)
+        zip(
+            WAYS,
+            (partial(way, given) for way in (inject, bare, plain_hooks)),
+            strict=True,
+        )
     )
 
 
@@ -273,7 +306,9 @@ def memory(figures: Figures, sizes: Sequence[str]) -> None:
     """Peak memory of a process for each way. First of all: on Linux a process starts at its parent's peak."""
     for name in WAYS:
         command = [sys.executable, __file__, "--memory-of", name, *sizes]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        printed = subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
         figures.add(f"peak memory, {name}, MB", float(printed.split()[-1]))
 
 
@@ -283,16 +318,24 @@ def main() -> None:
     arguments.set_defaults(rounds=5)
     models = arguments.add_mutually_exclusive_group()
     models.add_argument(
-        "--models", nargs=2, default=EMBEDDED, metavar=("X", "Y"), help="names or folders"
+        "--models",
+        nargs=2,
+        default=EMBEDDED,
+        metavar=("X", "Y"),
+        help="names or folders",
     )
-    models.add_argument("--width", type=int, help="GPTs of random weights of this width")
+    models.add_argument(
+        "--width", type=int, help="GPTs of random weights of this width"
+    )
     arguments.add_argument("--sites", default="blocks", help="as in evaluate.py inject")
     arguments.add_argument("--texts", type=int, default=256, help="held-out texts")
     arguments.add_argument(
         "--batch", type=int, default=128, help="texts in a batch, as the command has it"
     )
     arguments.add_argument(
-        "--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else"
+        "--memory-of",
+        choices=WAYS,
+        help="print the peak memory of this way, and nothing else",
     )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -303,7 +346,12 @@ def main() -> None:
     if options.models == EMBEDDED and not options.width and not options.memory_of:
         sizes = ("texts", "batch", "threads", "device")
         memory(
-            figures, [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))]
+            figures,
+            [
+                part
+                for name in sizes
+                for part in (f"--{name}", str(getattr(options, name)))
+            ],
         )
     with tempfile.TemporaryDirectory() as folder:
         given = material(options, Path(folder))
@@ -316,7 +364,11 @@ def main() -> None:
             time.process_time if options.device == "cpu" else time.perf_counter
         )  # whatever else the machine does
         seconds = interleaved(
-            ways(given), rounds=options.rounds, device=options.device, warmup=1, clock=clock
+            ways(given),
+            rounds=options.rounds,
+            device=options.device,
+            warmup=1,
+            clock=clock,
         )
     figures.add("width", given.target.width)
     figures.add("blocks", given.target.depth)
@@ -327,7 +379,8 @@ def main() -> None:
     figures.add_times(seconds)
     figures.add("evaluate.py inject / bare", ratio(seconds, *WAYS[:2]), bar=BAR)
     figures.add(
-        "evaluate.py inject / bare, best rounds", min(seconds[WAYS[0]]) / min(seconds[WAYS[1]])
+        "evaluate.py inject / bare, best rounds",
+        min(seconds[WAYS[0]]) / min(seconds[WAYS[1]]),
     )
     figures.add("evaluate.py inject / plain hooks", ratio(seconds, WAYS[0], WAYS[2]))
     figures.write(options.json)

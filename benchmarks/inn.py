@@ -23,7 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.maps.inn import INN
 from benchmarks.harness import Figures, interleaved, parser, ratio
@@ -103,14 +105,21 @@ def _backward(network: nn.Module, mapped: Tensor, y: Tensor) -> None:
     (mapped - y).square().mean().backward()
 
 
-def matrix_products(sites: int, rows: int, width: int, device: str) -> Callable[[], None]:
+def matrix_products(
+    sites: int, rows: int, width: int, device: str
+) -> Callable[[], None]:
     """The products of the plain INN's forward and backward, each into memory that is already there."""
 
     def bank(*shape: int) -> Tensor:
         return torch.randn(sites, *shape, device=device)
 
     half = width // 2
-    x, for_x, hidden, out = bank(rows, half), bank(rows, half), bank(rows, width), bank(rows, width)
+    x, for_x, hidden, out = (
+        bank(rows, half),
+        bank(rows, half),
+        bank(rows, width),
+        bank(rows, width),
+    )
     weights = [(bank(half, width), bank(width, width)) for _ in range(COUPLINGS)]
     gradients = [(torch.empty_like(a), torch.empty_like(b)) for a, b in weights]
 
@@ -124,7 +133,9 @@ def matrix_products(sites: int, rows: int, width: int, device: str) -> Callable[
             torch.bmm(hidden.mT, out, out=for_last)
             torch.bmm(out, last.mT, out=hidden)
             torch.bmm(x.mT, hidden, out=for_first)
-            if k < COUPLINGS - 1:  # nobody asks for the gradient of the states themselves
+            if (
+                k < COUPLINGS - 1
+            ):  # nobody asks for the gradient of the states themselves
                 torch.bmm(hidden, first.mT, out=for_x)
 
     return run
@@ -137,7 +148,9 @@ def flops(sites: int, rows: int, width: int) -> float:
     return 2.0 * sites * rows * (COUPLINGS * per_coupling - half * width)
 
 
-def one_network(figures: Figures, rows: int, width: int, rounds: int, device: str) -> None:
+def one_network(
+    figures: Figures, rows: int, width: int, rounds: int, device: str
+) -> None:
     """Ours against the peers and the floor."""
     x, y = torch.randn(2, 1, rows, width, device=device)
     aligner = plain(1, width, device)
@@ -152,7 +165,8 @@ def one_network(figures: Figures, rows: int, width: int, rounds: int, device: st
         print("zuko is not installed: left out")
     if find_spec("FrEIA"):
         one, two = (
-            freia_flow(width, device, block) for block in ("AllInOneBlock", "GLOWCouplingBlock")
+            freia_flow(width, device, block)
+            for block in ("AllInOneBlock", "GLOWCouplingBlock")
         )
         steps["FrEIA AllInOneBlock"] = lambda: freia_step(one, x[0], y[0])
         steps["FrEIA GLOWCouplingBlock"] = lambda: freia_step(two, x[0], y[0])
@@ -174,7 +188,10 @@ def bank_against_loop(
 ) -> None:
     """A bank against a loop over its members, and against its own products."""
     x, y = torch.randn(2, sites, rows, width, device=device)
-    bank, members = plain(sites, width, device), [plain(1, width, device) for _ in range(sites)]
+    bank, members = (
+        plain(sites, width, device),
+        [plain(1, width, device) for _ in range(sites)],
+    )
 
     def loop() -> None:
         for i, member in enumerate(members):
@@ -194,7 +211,9 @@ def bank_against_loop(
         matrix_products(sites, rows, width, device),
         lambda: torch.mm(a, b, out=product),
     ]
-    seconds = interleaved(dict(zip(names, runs, strict=True)), rounds=rounds, device=device)
+    seconds = interleaved(
+        dict(zip(names, runs, strict=True)), rounds=rounds, device=device
+    )
     figures.add_times(seconds)
     on_gpu = torch.device(device).type == "cuda"
     figures.add(
@@ -205,7 +224,9 @@ def bank_against_loop(
     )
     figures.add("bank / its matrix products", ratio(seconds, names[0], names[2]))
     work = flops(sites, rows, width) / (2.0 * side**3)
-    figures.add("bank, share of the matrix rate", work * ratio(seconds, names[3], names[0]))
+    figures.add(
+        "bank, share of the matrix rate", work * ratio(seconds, names[3], names[0])
+    )
 
 
 def products_of(aligner: INN, rows: int, device: str) -> Callable[[], None]:
@@ -219,7 +240,9 @@ def products_of(aligner: INN, rows: int, device: str) -> Callable[[], None]:
         if weight.ndim == 3 and weight.shape[1] > 1
     ]
     weights += [
-        weight for weight in weights if weight.shape[1] == weight.shape[2] == aligner.d_x
+        weight
+        for weight in weights
+        if weight.shape[1] == weight.shape[2] == aligner.d_x
     ]  # pairs have two
     inputs = {
         width: torch.randn(aligner.sites, rows, width, device=device)
@@ -238,7 +261,9 @@ def products_of(aligner: INN, rows: int, device: str) -> Callable[[], None]:
     return run
 
 
-def both_ways(figures: Figures, rows: int, width: int, rounds: int, device: str) -> None:
+def both_ways(
+    figures: Figures, rows: int, width: int, rounds: int, device: str
+) -> None:
     """A step of the default network against its own products."""
     x, y = torch.randn(2, 1, rows, width, device=device)
     aligner = INN(1, width, width).to(device)
@@ -249,10 +274,14 @@ def both_ways(figures: Figures, rows: int, width: int, rounds: int, device: str)
 
     names = "default INN, a step both ways", "its matrix products"
     seconds = interleaved(
-        {names[0]: step, names[1]: products_of(aligner, rows, device)}, rounds=rounds, device=device
+        {names[0]: step, names[1]: products_of(aligner, rows, device)},
+        rounds=rounds,
+        device=device,
     )
     figures.add_times(seconds)
-    figures.add("default INN, a step / its matrix products", ratio(seconds, *names), bar=1.5)
+    figures.add(
+        "default INN, a step / its matrix products", ratio(seconds, *names), bar=1.5
+    )
 
 
 def main() -> None:
@@ -261,16 +290,25 @@ def main() -> None:
     arguments.add_argument("--width", type=int, default=768)
     arguments.add_argument("--rows", type=int, default=512)
     arguments.add_argument("--bank", type=int, default=12)
-    arguments.add_argument("--bank_width", type=int, help="256 on CPU, 768 on GPU where not given")
+    arguments.add_argument(
+        "--bank_width", type=int, help="256 on CPU, 768 on GPU where not given"
+    )
     arguments.add_argument("--bank_rows", type=int, default=64)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     figures = Figures(options.device)
     one_network(figures, options.rows, options.width, options.rounds, options.device)
-    bank_width = options.bank_width or (768 if torch.device(options.device).type == "cuda" else 256)
+    bank_width = options.bank_width or (
+        768 if torch.device(options.device).type == "cuda" else 256
+    )
     bank_against_loop(
-        figures, options.bank, options.bank_rows, bank_width, options.rounds, options.device
+        figures,
+        options.bank,
+        options.bank_rows,
+        bank_width,
+        options.rounds,
+        options.device,
     )
     both_ways(figures, options.rows, options.width, options.rounds, options.device)
     figures.write(options.json)

@@ -30,7 +30,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.api.model_states import inject, load
 from aligners.datamodules.pairings import pair_states
@@ -114,7 +116,9 @@ VARIANTS = {
     "cosine": replace(EARLIER, schedule="cosine"),
     "linear_fall": replace(EARLIER, schedule="linear"),
     "averaged": replace(EARLIER, schedule="constant", average="half"),
-    "residual_averaged": replace(EARLIER, residual=True, schedule="constant", average="half"),
+    "residual_averaged": replace(
+        EARLIER, residual=True, schedule="constant", average="half"
+    ),
     "residual_half_averaged": replace(
         EARLIER, residual=True, full=0.5, schedule="constant", average="half"
     ),
@@ -130,7 +134,9 @@ VARIANTS = {
     "cosine_quadratic": replace(
         EARLIER, residual=True, full=0.5, schedule="cosine", average="quadratic"
     ),
-    "one_cycle_quadratic": replace(EARLIER, residual=True, full=0.5, average="quadratic"),
+    "one_cycle_quadratic": replace(
+        EARLIER, residual=True, full=0.5, average="quadratic"
+    ),
     "four_wide": replace(EARLIER, couplings=4, hidden=3.5),
     "muon": replace(EARLIER, muon=True),
     "beta_99": replace(EARLIER, beta=0.99),
@@ -158,7 +164,9 @@ def read(options: argparse.Namespace) -> None:
     text = TextSource(options.source, max_held_out=options.texts)
     model_x, model_y = options.models
     pair = f"{options.sites[0]}:{options.sites[1]}"
-    data = pair_states(model_x, model_y, text=text, sites=[pair], rows=options.kind, batch_size=64)
+    data = pair_states(
+        model_x, model_y, text=text, sites=[pair], rows=options.kind, batch_size=64
+    )
     parts: dict[str, list[Tensor]] = {}
     limits: dict[Split, int] = {"fit": options.most, "test": options.most // 5}
     for split, most in limits.items():
@@ -168,7 +176,11 @@ def read(options: argparse.Namespace) -> None:
             unseen = batch.rows.unseen
             if unseen is None:
                 unseen = torch.zeros(batch.x.shape[1], dtype=torch.bool)
-            for name, part in {"x": batch.x[0], "y": batch.y[0], "unseen": unseen}.items():
+            for name, part in {
+                "x": batch.x[0],
+                "y": batch.y[0],
+                "unseen": unseen,
+            }.items():
                 parts.setdefault(f"{split}_{name}", []).append(part.cpu())
             if count >= most:
                 break
@@ -188,7 +200,12 @@ def read(options: argparse.Namespace) -> None:
     )
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.save(asdict(kept), place_of(options))
-    print(place_of(options), tuple(kept.x.shape), tuple(kept.held_x.shape), int(kept.unseen.sum()))
+    print(
+        place_of(options),
+        tuple(kept.x.shape),
+        tuple(kept.held_x.shape),
+        int(kept.unseen.sum()),
+    )
 
 
 def place_of(options: argparse.Namespace) -> Path:
@@ -204,7 +221,9 @@ def rates_of(
     if variant.residual and isinstance(aligner, INN):
         factor = min(1.0, start_residual(aligner, moments) / variant.full) ** 0.5
     for name, parameter in aligner.named_parameters():
-        rate = variant.rate * min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
+        rate = variant.rate * min(
+            1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter)
+        )
         if name.startswith("pairs"):
             rate *= variant.pairs * factor
         elif "conditioner.last" in name:
@@ -238,7 +257,9 @@ class Muon(torch.optim.Optimizer):
                 momentum = state.setdefault("momentum", torch.zeros_like(parameter))
                 momentum.mul_(0.95).add_(parameter.grad)
                 direction = orthogonal(parameter.grad + 0.95 * momentum)
-                parameter.sub_(group["lr"] * parameter.shape[-1] ** 0.5 * 0.2 * direction)
+                parameter.sub_(
+                    group["lr"] * parameter.shape[-1] ** 0.5 * 0.2 * direction
+                )
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -257,7 +278,9 @@ def optimizers_of(
     adam: list[dict[str, Any]] = []
     muon: list[dict[str, Any]] = []
     triangular = {
-        id(pair.entries) for pair in aligner.modules() if isinstance(pair, TriangularPair)
+        id(pair.entries)
+        for pair in aligner.modules()
+        if isinstance(pair, TriangularPair)
     }
     for parameter, rate in rates_of(aligner, variant, moments):
         group = {"params": [parameter], "lr": rate}
@@ -288,7 +311,9 @@ def train(
     course = schedule_factor(variant.schedule, steps, 0.15, variant.rise)
     divergence, draw = Divergence(), torch.Generator().manual_seed(seed)
     means: list[Tensor] = []
-    full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    full = [
+        [group["lr"] for group in optimizer.param_groups] for optimizer in optimizers
+    ]
     for step in range(1, steps + 1):
         for optimizer, rates in zip(optimizers, full, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -326,13 +351,19 @@ def add_to(means: list[Tensor], aligner: Aligner, share: float) -> None:
         mean.lerp_(weight, share)
 
 
-def measured(aligner: Aligner, rows: Rows, moments: Moments, *, injected: bool) -> dict[str, float]:
+def measured(
+    aligner: Aligner, rows: Rows, moments: Moments, *, injected: bool
+) -> dict[str, float]:
     """FVU forward, back and on unseen types, and the penalty."""
     errors = MapErrors(moments.mean_x, moments.mean_y)
     with torch.no_grad():
         errors.update(aligner, rows.held_x, rows.held_y, rows.unseen)
     found = {name: float(value) for name, value in errors.compute().items()}
-    figures = {"fvu": found["fvu"], "back": found["fvu_inverse"], "unseen": found["fvu_unseen"]}
+    figures = {
+        "fvu": found["fvu"],
+        "back": found["fvu_inverse"],
+        "unseen": found["fvu_unseen"],
+    }
     if injected:
 
         def mapped(x: Tensor) -> Tensor:
@@ -340,7 +371,9 @@ def measured(aligner: Aligner, rows: Rows, moments: Moments, *, injected: bool) 
                 return aligner(x[None])[0]
 
         model_x, model_y = (load(model) for model in rows.models)
-        answers = inject(model_x, model_y, mapped, rows.texts, site=rows.sites, labels=rows.labels)
+        answers = inject(
+            model_x, model_y, mapped, rows.texts, site=rows.sites, labels=rows.labels
+        )
         figures["penalty"] = float(answers.penalty or 0.0)
     return figures
 
@@ -358,11 +391,17 @@ def made(name: str, width: int) -> tuple[Aligner, Variant]:
         return INN(1, width, width, mixing="none"), replace(EARLIER, rate=1e-3)
     variant = VARIANTS[name]
     return INN(
-        1, width, width, couplings=variant.couplings, hidden=round(variant.hidden * width)
+        1,
+        width,
+        width,
+        couplings=variant.couplings,
+        hidden=round(variant.hidden * width),
     ), variant
 
 
-def train_plainly(aligner: Aligner, rows: Rows, steps: int, a_step: int, seed: int) -> None:
+def train_plainly(
+    aligner: Aligner, rows: Rows, steps: int, a_step: int, seed: int
+) -> None:
     """AdamW at 1e-3 throughout."""
     optimizer, draw = (
         torch.optim.AdamW(aligner.parameters(), lr=1e-3),
@@ -391,16 +430,27 @@ def run(options: argparse.Namespace) -> None:
                     "seed": seed,
                     "variant": name,
                 }
-                if json.dumps(about) in known or (name == "linear" and seed != options.seeds[0]):
+                if json.dumps(about) in known or (
+                    name == "linear" and seed != options.seeds[0]
+                ):
                     continue
                 figures = one_run(name, rows, moments, steps, seed, options)
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"run": about, **figures}) + "\n")
-                print(about, {key: round(value, 4) for key, value in figures.items()}, flush=True)
+                print(
+                    about,
+                    {key: round(value, 4) for key, value in figures.items()},
+                    flush=True,
+                )
 
 
 def one_run(
-    name: str, rows: Rows, moments: Moments, steps: int, seed: int, options: argparse.Namespace
+    name: str,
+    rows: Rows,
+    moments: Moments,
+    steps: int,
+    seed: int,
+    options: argparse.Namespace,
 ) -> dict[str, float]:
     """The figures of one run."""
     torch.manual_seed(seed)
@@ -417,9 +467,13 @@ def one_run(
         )
         diverged = int(taken)
     elif name != "linear":
-        diverged = train(aligner, rows, variant, moments, steps, ROWS_A_STEP[options.kind], seed)
+        diverged = train(
+            aligner, rows, variant, moments, steps, ROWS_A_STEP[options.kind], seed
+        )
     seconds = (time.process_time() - began) / steps
-    end = measured(aligner, rows, moments, injected=options.kind == "tokens" and options.inject)
+    end = measured(
+        aligner, rows, moments, injected=options.kind == "tokens" and options.inject
+    )
     starts = {f"start_{key}": value for key, value in start.items()}
     return {**end, **starts, "diverged": diverged, "seconds": seconds}
 
@@ -436,7 +490,8 @@ def table(options: argparse.Namespace) -> None:
     lines = lines_of(options.folder / "runs.jsonl")
     if options.json:
         write_whole(
-            options.json, {"machine": machine("cpu"), "runs": [compact(line) for line in lines]}
+            options.json,
+            {"machine": machine("cpu"), "runs": [compact(line) for line in lines]},
         )
     print("| pair | rows | steps | map | start | FVU | back | unseen | penalty |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -451,7 +506,9 @@ def table(options: argparse.Namespace) -> None:
 
 def compact(line: dict[str, Any]) -> dict[str, Any]:
     """A line with four digits of each figure."""
-    figures = {key: float(f"{value:.4g}") for key, value in line.items() if key != "run"}
+    figures = {
+        key: float(f"{value:.4g}") for key, value in line.items() if key != "run"
+    }
     return {
         **line["run"],
         **{key: None if math.isnan(value) else value for key, value in figures.items()},
@@ -484,17 +541,30 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--pair", default="gpts", help="name of the pair of models")
     arguments.add_argument("--kind", default="tokens", choices=list(ROWS_A_STEP))
-    arguments.add_argument("--models", nargs=2, default=["embedded-gpt:0", "embedded-gpt:1"])
-    arguments.add_argument("--sites", type=int, nargs=2, default=[2, 2], help="of X and of Y")
-    arguments.add_argument("--source", default="rotten_tomatoes")
-    arguments.add_argument("--texts", type=int, default=300, help="held-out texts at most")
     arguments.add_argument(
-        "--most", type=int, default=40_000, help="rows to fit on; a fifth of it to judge by"
+        "--models", nargs=2, default=["embedded-gpt:0", "embedded-gpt:1"]
+    )
+    arguments.add_argument(
+        "--sites", type=int, nargs=2, default=[2, 2], help="of X and of Y"
+    )
+    arguments.add_argument("--source", default="rotten_tomatoes")
+    arguments.add_argument(
+        "--texts", type=int, default=300, help="held-out texts at most"
+    )
+    arguments.add_argument(
+        "--most",
+        type=int,
+        default=40_000,
+        help="rows to fit on; a fifth of it to judge by",
     )
     arguments.add_argument("--steps", type=int, nargs="*", default=[60, 450])
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
-    arguments.add_argument("--variants", nargs="*", default=["linear", "mlp", "plain", "default"])
-    arguments.add_argument("--inject", action="store_true", help="measure the penalty, too")
+    arguments.add_argument(
+        "--variants", nargs="*", default=["linear", "mlp", "plain", "default"]
+    )
+    arguments.add_argument(
+        "--inject", action="store_true", help="measure the penalty, too"
+    )
     arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()
     {"read": read, "train": run, "table": table}[options.what](options)

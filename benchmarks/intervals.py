@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.algebra.moments import GridMoments
@@ -42,19 +44,27 @@ def draw(texts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def measured(x: Tensor, y: Tensor) -> Tensor:
     """Every measure on these texts, (measures,)."""
-    sums = GridSums.zeros(1, WIDTH, 1, WIDTH).add_(x.reshape(1, -1, WIDTH), y.reshape(1, -1, WIDTH))
+    sums = GridSums.zeros(1, WIDTH, 1, WIDTH).add_(
+        x.reshape(1, -1, WIDTH), y.reshape(1, -1, WIDTH)
+    )
     moments = sums.moments()
     return torch.stack([measure(moments)[0, 0] for measure in MEASURES.values()])
 
 
 def bootstrap(
-    x: Tensor, y: Tensor, units: list[Tensor], resamples: int, generator: torch.Generator
+    x: Tensor,
+    y: Tensor,
+    units: list[Tensor],
+    resamples: int,
+    generator: torch.Generator,
 ) -> Interval:
     """Percentiles over resamples of the units (texts, or groups of them), drawn with replacement."""
     drawn = torch.randint(len(units), (resamples, len(units)), generator=generator)
     chosen = [torch.cat([units[i] for i in row]) for row in drawn.tolist()]
     values = torch.stack([measured(x[texts], y[texts]) for texts in chosen])
-    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    low, high = torch.quantile(
+        values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0
+    )
     return low, high
 
 
@@ -83,8 +93,12 @@ def main() -> None:
         x, y = draw(options.texts, generator)
         intervals = {
             "jackknife over groups": jackknife(x, y, groups),
-            "bootstrap over groups": bootstrap(x, y, groups, options.resamples, generator),
-            "bootstrap over texts": bootstrap(x, y, texts, options.resamples, generator),
+            "bootstrap over groups": bootstrap(
+                x, y, groups, options.resamples, generator
+            ),
+            "bootstrap over texts": bootstrap(
+                x, y, texts, options.resamples, generator
+            ),
         }
         for kind, (low, high) in intervals.items():
             held[kind] = held.get(kind, torch.zeros(len(MEASURES))) + (

@@ -18,7 +18,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.functional.cca import cca, cca_held_out, pwcca, svcca
@@ -26,7 +28,15 @@ from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbias
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, neuronsim, r2
 
-__all__ = ["CASES", "CURVES", "MEASURES", "averaged", "bias_figure", "draw", "known_cases_figure"]
+__all__ = [
+    "CASES",
+    "CURVES",
+    "MEASURES",
+    "averaged",
+    "bias_figure",
+    "draw",
+    "known_cases_figure",
+]
 
 WIDTH, ROWS = 32, 1000
 BIAS_WIDTH, BIAS_ROWS = 64, (32, 48, 64, 72, 96, 128, 192, 256, 512, 1024, 2048, 4096)
@@ -44,7 +54,9 @@ def draw(rows: int, width: int, generator: torch.Generator) -> Tensor:
     return _normal(rows, width, generator) * deviation @ _rotation(width, generator)
 
 
-def _unrelated(generator: torch.Generator, rows: int = ROWS, width: int = WIDTH) -> Pair:
+def _unrelated(
+    generator: torch.Generator, rows: int = ROWS, width: int = WIDTH
+) -> Pair:
     return draw(rows, width, generator), draw(rows, width, generator)
 
 
@@ -112,10 +124,14 @@ CASES: dict[str, dict[str, Callable[[torch.Generator], Pair]]] = {
         ),
         "features rescaled": _mapped(
             lambda x, generator: (
-                x * 10 ** (4 * torch.rand(WIDTH, generator=generator, dtype=torch.float64) - 2)
+                x
+                * 10
+                ** (4 * torch.rand(WIDTH, generator=generator, dtype=torch.float64) - 2)
             )
         ),
-        "invertible map": _mapped(lambda x, generator: x @ _normal(WIDTH, WIDTH, generator)),
+        "invertible map": _mapped(
+            lambda x, generator: x @ _normal(WIDTH, WIDTH, generator)
+        ),
     },
     "X, noisy": {"half noise": _noisy},
     "nothing to do with X": {
@@ -158,7 +174,10 @@ def _on_first_half(
 
 
 CURVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    **{name: _on_first_half(MEASURES[name]) for name in ("cca", "svcca", "cka", "unbiased_cka")},
+    **{
+        name: _on_first_half(MEASURES[name])
+        for name in ("cca", "svcca", "cka", "unbiased_cka")
+    },
     "cca, held out": _cca_held_out,
 }
 
@@ -181,7 +200,9 @@ def averaged(
         pairs = [pair(torch.Generator().manual_seed(seed)) for seed in range(seeds)]
         for name, measure in measures.items():
             try:
-                table[name][case] = sum(float(measure(x[None], y[None])) for x, y in pairs) / seeds
+                table[name][case] = (
+                    sum(float(measure(x[None], y[None])) for x, y in pairs) / seeds
+                )
             except ValueError as error:
                 table[name][case] = None
                 refused[f"{name}, {case}"] = str(error)
@@ -193,12 +214,17 @@ def known_cases_figure(table: Table, groups: Mapping[str, Sequence[str]]) -> Fig
     cases = [case for group in groups.values() for case in group]
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(
-            figsize=(0.68 * len(cases) + 1.2, 0.36 * len(table) + 1.4), layout="constrained"
+            figsize=(0.68 * len(cases) + 1.2, 0.36 * len(table) + 1.4),
+            layout="constrained",
         )
         axis = figure.subplots()
     values = [[_shade(table[measure][case]) for case in cases] for measure in table]
     axis.imshow(
-        values, vmin=0, vmax=1, cmap=mpl.colormaps["Blues"].with_extremes(bad="0.92"), aspect="auto"
+        values,
+        vmin=0,
+        vmax=1,
+        cmap=mpl.colormaps["Blues"].with_extremes(bad="0.92"),
+        aspect="auto",
     )
     for i, measure in enumerate(table):
         for j, case in enumerate(cases):
@@ -230,9 +256,13 @@ def bias_figure(table: Table) -> Figure:
     """Measures of independent rows against the number of rows."""
     # Okabe and Ito's colours, which colour-blind readers can tell apart.
     colours = dict(
-        zip(CURVES, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#000000"), strict=True)
+        zip(
+            CURVES, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#000000"), strict=True
+        )
     )
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with mpl.rc_context(
+        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    ):
         figure = Figure(figsize=(7, 3.4), layout="constrained")
         axis = figure.subplots()
     for (name, line), marker in zip(table.items(), "osD^x", strict=True):
@@ -274,7 +304,10 @@ def _show(table: Table) -> None:
     """Print the table with cases down and measures across."""
     print(" " * 18 + "".join(f"  {name:>5}" for name in table))
     for case in next(iter(table.values())):
-        cells = (_written(line[case]).rjust(max(len(name), 5)) for name, line in table.items())
+        cells = (
+            _written(line[case]).rjust(max(len(name), 5))
+            for name, line in table.items()
+        )
         print(f"{case:<18}" + "".join(f"  {cell}" for cell in cells))
 
 
@@ -283,25 +316,39 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the values there too")
+    arguments.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the values there too"
+    )
     arguments.add_argument(
         "--figure", type=Path, metavar="FILE", help="draw the known cases there (PNG)"
     )
     arguments.add_argument(
-        "--bias-figure", type=Path, metavar="FILE", help="draw the independent rows there (PNG)"
+        "--bias-figure",
+        type=Path,
+        metavar="FILE",
+        help="draw the independent rows there (PNG)",
     )
-    arguments.add_argument("--seeds", type=int, default=10, help="draws that are averaged")
     arguments.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch"
+        "--seeds", type=int, default=10, help="draws that are averaged"
+    )
+    arguments.add_argument(
+        "--threads",
+        type=int,
+        default=torch.get_num_threads(),
+        help="CPU threads of torch",
     )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     seeds: int = options.seeds
     known, refused = averaged(
-        MEASURES, {name: pair for group in CASES.values() for name, pair in group.items()}, seeds
+        MEASURES,
+        {name: pair for group in CASES.values() for name, pair in group.items()},
+        seeds,
     )
     _show(known)
-    more = {str(n): partial(_unrelated, rows=2 * n, width=BIAS_WIDTH) for n in BIAS_ROWS}
+    more = {
+        str(n): partial(_unrelated, rows=2 * n, width=BIAS_WIDTH) for n in BIAS_ROWS
+    }
     bias, refused_bias = averaged(CURVES, more, seeds)
     print(f"\nIndependent rows, {BIAS_WIDTH} wide, by their number")
     _show(bias)
@@ -310,7 +357,12 @@ def main() -> None:
     for what, why in refused.items():
         print(f"{what}: {why}")
     if options.json:
-        found = {"seeds": seeds, "known_cases": known, "independent": bias, "refused": refused}
+        found = {
+            "seeds": seeds,
+            "known_cases": known,
+            "independent": bias,
+            "refused": refused,
+        }
         options.json.write_text(json.dumps(found, indent=2))
     if options.figure:
         groups = {group: list(cases) for group, cases in CASES.items()}

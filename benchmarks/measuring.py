@@ -13,7 +13,9 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.similarity.catalogue import DEFAULT, catalogue
@@ -51,7 +53,9 @@ def main() -> None:
         {
             "reading": lambda: run(data, Reading(), options.device),
             "measuring": lambda: run(data, SimilarityEvaluation(), options.device),
-            "moments alone": lambda: run(data, SimilarityEvaluation(on_moments), options.device),
+            "moments alone": lambda: run(
+                data, SimilarityEvaluation(on_moments), options.device
+            ),
         },
         rounds=options.rounds,
         device=options.device,

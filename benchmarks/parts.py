@@ -33,7 +33,9 @@ def bert_config(
     )
 
 
-def llama_config(vocabulary: int, layers: int, width: int, *, head: int = 64) -> LlamaConfig:
+def llama_config(
+    vocabulary: int, layers: int, width: int, *, head: int = 64
+) -> LlamaConfig:
     """A Llama of this size, a key and a value for every four heads, without a cache."""
     heads = max(1, width // head)
     return LlamaConfig(
@@ -52,8 +54,12 @@ def bare_trainer(device: str = "cpu", **changes: Any) -> pl.Trainer:
     """A Trainer on one device, without a logger, checkpoints or anything on the screen."""
     import lightning.pytorch as pl  # not every machine that runs benchmarks has it
 
-    silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    silent = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary"), False
+    )
     callbacks = changes.get("callbacks", ())
-    saving = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
+    saving = any(
+        isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks
+    )
     own = {"accelerator": device, "devices": 1, "enable_checkpointing": saving}
     return pl.Trainer(**{**own, **silent, **changes})

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.text.annotated.grammar import sentences
 from aligners.datamodules.text.annotated.sentence import Sentence
@@ -34,46 +36,69 @@ def read(
     """The states of all words at some sites, a batch at a time."""
     types = {
         word: place + 5
-        for place, word in enumerate(dict.fromkeys(w for own in chosen for w in own.words))
+        for place, word in enumerate(
+            dict.fromkeys(w for own in chosen for w in own.words)
+        )
     }
     order = sorted(range(len(chosen)), key=lambda b: len(chosen[b].words))
     parts: dict[int, torch.Tensor] = {}
     for first in range(0, len(order), batch):
         group = order[first : first + batch]
-        ids = [torch.tensor([types[word] % 4096 for word in chosen[b].words]) for b in group]
+        ids = [
+            torch.tensor([types[word] % 4096 for word in chosen[b].words])
+            for b in group
+        ]
         padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
         real = torch.nn.utils.rnn.pad_sequence(
             [torch.ones_like(each) for each in ids], batch_first=True
         )
         with torch.inference_mode():
-            states = torch.stack(model.front({"input_ids": padded, "attention_mask": real}, sites))
+            states = torch.stack(
+                model.front({"input_ids": padded, "attention_mask": real}, sites)
+            )
         parts |= {
-            b: states[:, place, : len(chosen[b].words)].clone() for place, b in enumerate(group)
+            b: states[:, place, : len(chosen[b].words)].clone()
+            for place, b in enumerate(group)
         }
     lengths = torch.tensor([0, *(len(own.words) for own in chosen)])
     joined = torch.cat([parts[b] for b in range(len(chosen))], 1)
     return Words(
-        joined, tuple(ModelLayer("model", site) for site in sites), list(chosen), lengths.cumsum(0)
+        joined,
+        tuple(ModelLayer("model", site) for site in sites),
+        list(chosen),
+        lengths.cumsum(0),
     )
 
 
 def train(task: str, words: Words, sizes: dict[str, int], how: ProbeTraining) -> None:
     """Train the probes of all places of some words, as one bank."""
     variants = [Variant(*place) for place in words.places]
-    given = (words, words, variants)  # what is watched costs both ways in proportion, too
-    made = EdgeTask(task, *given, 0, sizes) if task == "pos" else TreeTask("distance", *given, 0)
+    given = (
+        words,
+        words,
+        variants,
+    )  # what is watched costs both ways in proportion, too
+    made = (
+        EdgeTask(task, *given, 0, sizes)
+        if task == "pos"
+        else TreeTask("distance", *given, 0)
+    )
     made.train(how, 0)
 
 
 def read_first(
-    trained: Callable[[Words], object], reads: Callable[[list[int]], Words], sites: list[int]
+    trained: Callable[[Words], object],
+    reads: Callable[[list[int]], Words],
+    sites: list[int],
 ) -> None:
     """Read all sites in one pass, then train."""
     trained(reads(sites))
 
 
 def one_by_one(
-    trained: Callable[[Words], object], words_of: Callable[[int], Words], sites: list[int]
+    trained: Callable[[Words], object],
+    words_of: Callable[[int], Words],
+    sites: list[int],
 ) -> None:
     """Train the probe of each site by itself."""
     for site in sites:
@@ -107,7 +132,12 @@ def main() -> None:
     for task in TASKS:
         names = [
             f"{task}: {way}"
-            for way in ("bank", "one by one", "read, then bank", "read, then one by one")
+            for way in (
+                "bank",
+                "one by one",
+                "read, then bank",
+                "read, then one by one",
+            )
         ]
         trained = partial(train, task, sizes=sizes, how=how)
         ways: dict[str, Callable[[], object]] = {
@@ -121,10 +151,16 @@ def main() -> None:
         )
         figures.add_times(seconds)
         figures.add(
-            f"{task}: one by one / bank", ratio(seconds, names[1], names[0]), bar=2, sense=">="
+            f"{task}: one by one / bank",
+            ratio(seconds, names[1], names[0]),
+            bar=2,
+            sense=">=",
         )
         figures.add(
-            f"{task}: the same with reading", ratio(seconds, names[3], names[2]), bar=2, sense=">="
+            f"{task}: the same with reading",
+            ratio(seconds, names[3], names[2]),
+            bar=2,
+            sense=">=",
         )
     figures.write(options.json)
 

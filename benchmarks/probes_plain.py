@@ -26,7 +26,9 @@ from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text.sources import TextSource
@@ -70,11 +72,15 @@ def sentences_of(words: Words, place: int, tags: dict[str, int]) -> list[Sentenc
             if head:
                 edges[word, head - 1] = 1
         paths = shortest_path(edges, directed=False, unweighted=True)
-        states = words.states[place, int(words.first[b]) : int(words.first[b + 1])] / scale
+        states = (
+            words.states[place, int(words.first[b]) : int(words.first[b + 1])] / scale
+        )
         numbers = torch.tensor([tags.get(tag, -1) for tag in own])
         root = sentence.heads.index(0)
         punctuation = np.array([tag == "PUNCT" for tag in own])
-        found.append(Sentence(states, numbers, torch.tensor(paths).float(), root, punctuation))
+        found.append(
+            Sentence(states, numbers, torch.tensor(paths).float(), root, punctuation)
+        )
     return found
 
 
@@ -109,14 +115,19 @@ class Structural(nn.Module):
 
 def edge_loss(probe: nn.Module, batch: Sequence[Sentence]) -> Tensor:
     """Mean over words, in nats."""
-    logits, tags = probe(torch.cat([s.states for s in batch])), torch.cat([s.tags for s in batch])
+    logits, tags = (
+        probe(torch.cat([s.states for s in batch])),
+        torch.cat([s.tags for s in batch]),
+    )
     return nn.functional.cross_entropy(logits, tags, ignore_index=-1)
 
 
 def tree_loss(probe: Structural, batch: Sequence[Sentence]) -> Tensor:
     """Mean over sentences of the mean absolute error."""
     each = [
-        (probe(s.states) - (s.distances[s.root] if probe.depth else s.distances)).abs().mean()
+        (probe(s.states) - (s.distances[s.root] if probe.depth else s.distances))
+        .abs()
+        .mean()
         for s in batch
     ]
     return torch.stack(each).mean()
@@ -139,7 +150,9 @@ def train(
         ):  # few sentences are read several times between two looks
             for first in range(0, len(fit), BATCH):
                 optimizer.zero_grad()
-                loss_of(probe, [fit[b] for b in order[first : first + BATCH]]).backward()
+                loss_of(
+                    probe, [fit[b] for b in order[first : first + BATCH]]
+                ).backward()
                 optimizer.step()
         with torch.no_grad():
             loss = float(loss_of(probe, dev))
@@ -157,27 +170,38 @@ def train(
 
 def accuracy(given: Sequence[np.ndarray], held: Sequence[Sentence]) -> dict[str, float]:
     """Share of the words whose tag is right."""
-    right = np.concatenate([own == s.tags.numpy() for own, s in zip(given, held, strict=True)])
+    right = np.concatenate(
+        [own == s.tags.numpy() for own, s in zip(given, held, strict=True)]
+    )
     return {"UPOS accuracy": 100 * float(right.mean())}
 
 
-def of_distances(given: Sequence[np.ndarray], held: Sequence[Sentence]) -> dict[str, float]:
+def of_distances(
+    given: Sequence[np.ndarray], held: Sequence[Sentence]
+) -> dict[str, float]:
     """Spearman's correlation by word, sentence and length (5 to 50), and UUAS without punctuation."""
     spearman, hits, asked = defaultdict(list), 0, 0
     for own, s in zip(given, held, strict=True):
         n, true = len(own), s.distances.numpy()
         if 5 <= n <= 50:
-            spearman[n].append(float(np.mean([correlation(own[w], true[w]) for w in range(n)])))
+            spearman[n].append(
+                float(np.mean([correlation(own[w], true[w]) for w in range(n)]))
+            )
         kept = (~s.punctuation).nonzero()[0]
         if len(kept) > 1:
             few = own[np.ix_(kept, kept)]
             spanning = minimum_spanning_tree(np.triu(few + 1e-9, 1)).toarray() > 0
             edges = true[np.ix_(kept, kept)] == 1
             hits, asked = hits + (spanning & edges).sum(), asked + np.triu(edges).sum()
-    return {"distance Spearman": 100 * mean_of_means(spearman), "UUAS": 100 * hits / asked}
+    return {
+        "distance Spearman": 100 * mean_of_means(spearman),
+        "UUAS": 100 * hits / asked,
+    }
 
 
-def of_depths(given: Sequence[np.ndarray], held: Sequence[Sentence]) -> dict[str, float]:
+def of_depths(
+    given: Sequence[np.ndarray], held: Sequence[Sentence]
+) -> dict[str, float]:
     """Spearman's correlation by sentence and length (5 to 50), and the share of sentences whose root is found."""
     spearman, roots = defaultdict(list), []
     for own, s in zip(given, held, strict=True):
@@ -185,9 +209,13 @@ def of_depths(given: Sequence[np.ndarray], held: Sequence[Sentence]) -> dict[str
             spearman[len(own)].append(correlation(own, s.distances[s.root].numpy()))
         if len(own) > 1:
             roots.append(
-                np.where(s.punctuation & ~s.punctuation.all(), np.inf, own).argmin() == s.root
+                np.where(s.punctuation & ~s.punctuation.all(), np.inf, own).argmin()
+                == s.root
             )
-    return {"depth Spearman": 100 * mean_of_means(spearman), "roots": 100 * float(np.mean(roots))}
+    return {
+        "depth Spearman": 100 * mean_of_means(spearman),
+        "roots": 100 * float(np.mean(roots)),
+    }
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -211,7 +239,9 @@ def asked(task: str, probe: nn.Module, held: Sequence[Sentence]) -> dict[str, fl
     """The scores of a trained probe."""
     with torch.no_grad():
         given = [probe(s.states) for s in held]
-    return SCORES[task]([(own.argmax(-1) if task == "pos" else own).numpy() for own in given], held)
+    return SCORES[task](
+        [(own.argmax(-1) if task == "pos" else own).numpy() for own in given], held
+    )
 
 
 # ---------------------------------------------------------------------- all of one model and layer
@@ -223,16 +253,24 @@ def plain(task: str, splits: Splits, tags: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     width = fit[0].states.shape[1]
     probe = Edge(width, tags) if task == "pos" else Structural(width, task == "depth")
-    fit, dev = ([s for s in own if task == "pos" or len(s.tags) > 1] for own in (fit, dev))
+    fit, dev = (
+        [s for s in own if task == "pos" or len(s.tags) > 1] for own in (fit, dev)
+    )
     train(probe, edge_loss if task == "pos" else tree_loss, fit, dev, seed)
     return asked(task, probe, held)
 
 
 def plain_code(
-    fit: list[Sentence], dev: list[Sentence], tags: int, seed: int, portions: Sequence[float]
+    fit: list[Sentence],
+    dev: list[Sentence],
+    tags: int,
+    seed: int,
+    portions: Sequence[float],
 ) -> float:
     """Bits of the online code of all tags, sentence by sentence in the order that our code sends them in."""
-    order = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(
+        len(fit), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     ends = portion_ends(len(fit), portions)
     bits = sum(len(fit[b].tags) for b in order[: ends[0]]) * math.log2(tags)
     for first, end in pairwise(ends):
@@ -241,7 +279,11 @@ def plain_code(
         train(probe, edge_loss, [fit[b] for b in order[:first]], dev, seed)
         with torch.no_grad():
             sent = [fit[b] for b in order[first:end]]
-            bits += float(edge_loss(probe, sent)) * sum(len(s.tags) for s in sent) / math.log(2)
+            bits += (
+                float(edge_loss(probe, sent))
+                * sum(len(s.tags) for s in sent)
+                / math.log(2)
+            )
     return bits
 
 
@@ -268,19 +310,27 @@ def ours(experiment: ProbeExperiment, layer: int) -> dict[str, float]:
         "UPOS accuracy": rows["pos"]["accuracy"], "distance Spearman": distance["score"], "UUAS": distance["uuas"],
         "depth Spearman": depth["score"], "roots": depth["root_accuracy"],
     }  # fmt: skip
-    codes = {row["site"]: row["bits"] for row in experiment.report_tables.get("codelengths", ())}
+    codes = {
+        row["site"]: row["bits"]
+        for row in experiment.report_tables.get("codelengths", ())
+    }
     return {
         **{name: 100 * value for name, value in found.items()},
         **({"code, bits": codes[layer]} if codes else {}),
     }
 
 
-def compared(experiment: ProbeExperiment, place: int) -> Iterator[tuple[str, float, float, float]]:
+def compared(
+    experiment: ProbeExperiment, place: int
+) -> Iterator[tuple[str, float, float, float]]:
     """Score by score: ours, the mean of the plain probes over seeds, and the trivial baseline's."""
     tags: dict[str, int] = {}
-    words: dict[Split, Words] = {split: own for (_, split), own in experiment.words.items()}
+    words: dict[Split, Words] = {
+        split: own for (_, split), own in experiment.words.items()
+    }
     fit, dev, held = (
-        sentences_of(words[split], place, tags) for split in ("fit", "validation", "test")
+        sentences_of(words[split], place, tags)
+        for split in ("fit", "validation", "test")
     )
     by_seed: dict[str, list[float]] = defaultdict(list)
     for seed in range(experiment.seeds):
@@ -288,7 +338,9 @@ def compared(experiment: ProbeExperiment, place: int) -> Iterator[tuple[str, flo
             for name, value in plain(task, (fit, dev, held), len(tags), seed).items():
                 by_seed[name].append(value)
         if experiment.portions:
-            by_seed["code, bits"].append(plain_code(fit, dev, len(tags), seed, experiment.portions))
+            by_seed["code, bits"].append(
+                plain_code(fit, dev, len(tags), seed, experiment.portions)
+            )
     least = {
         **trivial(held, fit),
         "code, bits": sum(len(s.tags) for s in fit) * math.log2(len(tags)),
@@ -303,22 +355,34 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--models", nargs="+", default=["embedded-sentences:0"])
     arguments.add_argument(
-        "--layer", type=int, help="that is probed; default: half of the blocks, rounded up"
+        "--layer",
+        type=int,
+        help="that is probed; default: half of the blocks, rounded up",
     )
     arguments.add_argument(
-        "--train", default="grammar", help="CoNLL-U; a share of it are the validation sentences"
+        "--train",
+        default="grammar",
+        help="CoNLL-U; a share of it are the validation sentences",
     )
     arguments.add_argument("--held_out", help="CoNLL-U; default: a share of `--train`")
-    arguments.add_argument("--sentences", type=int, default=3000, help="fitting sentences at most")
     arguments.add_argument(
-        "--held_sentences", type=int, default=1000, help="validation and held-out ones at most"
+        "--sentences", type=int, default=3000, help="fitting sentences at most"
+    )
+    arguments.add_argument(
+        "--held_sentences",
+        type=int,
+        default=1000,
+        help="validation and held-out ones at most",
     )
     arguments.add_argument("--seeds", type=int, default=2)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     figures = Figures("cpu")
     for model in options.models:
-        limits = {"max_texts": options.sentences, "max_held_out": options.held_sentences}
+        limits = {
+            "max_texts": options.sentences,
+            "max_held_out": options.held_sentences,
+        }
         text = TextSource(options.train, held_out=options.held_out, **limits)
         made: dict[str, Any] = {"text": text, "rows": "words_mean", "batch_size": 64}
         layers: Any = "all" if options.layer is None else [options.layer]
@@ -339,7 +403,11 @@ def main() -> None:
         )
         trainer.test(experiment, datamodule=data, verbose=False)
         experiment.train_probes()
-        add(figures, f"{Path(model).name}, width {data.reader.models[0].width}", experiment)
+        add(
+            figures,
+            f"{Path(model).name}, width {data.reader.models[0].width}",
+            experiment,
+        )
     figures.write(options.json)
 
 
@@ -351,7 +419,9 @@ def add(figures: Figures, said: str, experiment: ProbeExperiment) -> None:
         if name == "code, bits":
             figures.add(f"{said}: {name}, ours / plain", own / other, bar=1.02)
         else:
-            figures.add(f"{said}: {name}, ours - plain", own - other, bar=-1, sense=">=")
+            figures.add(
+                f"{said}: {name}, ours - plain", own - other, bar=-1, sense=">="
+            )
 
 
 if __name__ == "__main__":

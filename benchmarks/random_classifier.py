@@ -19,7 +19,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
@@ -40,11 +42,17 @@ NEAR = 5.0  # points
 
 
 def evaluated(
-    options: Namespace, data: PairedActivations, stored: StoredBank, seed: int, heads: int
+    options: Namespace,
+    data: PairedActivations,
+    stored: StoredBank,
+    seed: int,
+    heads: int,
 ) -> InjectionEvaluation:
     """What the evaluation finds in both directions with so many heads."""
     DRAWS[FLOOR] = heads
-    evaluation = InjectionEvaluation([stored], closed_form=(), both_directions=True, seed=seed)
+    evaluation = InjectionEvaluation(
+        [stored], closed_form=(), both_directions=True, seed=seed
+    )
     bare_trainer(options.device).test(evaluation, datamodule=data, verbose=False)
     return evaluation
 
@@ -55,9 +63,9 @@ def accuracies(evaluation: InjectionEvaluation) -> dict[str, Tensor]:
     for panel in cast(Sequence[Panel], evaluation.panels):
         heads = [place for place, name in enumerate(panel.answers) if name == FLOOR]
         table = cast(TextScores, panel.whole).compute()
-        found[panel.route.target.name] = 100 * (table["correct"] / table["units"])[heads, 0].mean(
-            -1
-        )
+        found[panel.route.target.name] = 100 * (table["correct"] / table["units"])[
+            heads, 0
+        ].mean(-1)
     return found
 
 
@@ -72,15 +80,22 @@ def add(figures: Figures, name: str, heads: Tensor, ceiling: float) -> None:
         of = f"{name}: mean of {number}"
         figures.add(f"{of}, over seeds", groups.mean().item())
         figures.add(f"{of}, sd over seeds", groups.mean(1).std().item())
-        figures.add(f"{name}: least of {number}, over seeds", groups.amin(1).mean().item())
-        figures.add(f"{name}: largest of {number}, over seeds", groups.amax(1).mean().item())
+        figures.add(
+            f"{name}: least of {number}, over seeds", groups.amin(1).mean().item()
+        )
+        figures.add(
+            f"{name}: largest of {number}, over seeds", groups.amax(1).mean().item()
+        )
 
 
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument(
-        "models", nargs="*", default=["embedded:0", "embedded:1"], help="names or folders"
+        "models",
+        nargs="*",
+        default=["embedded:0", "embedded:1"],
+        help="names or folders",
     )
     arguments.add_argument("--texts", type=int, default=256, help="held-out texts")
     arguments.add_argument("--heads", type=int, default=1000, help="heads in all")

@@ -18,7 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.api.model_states import load, states
 from aligners.datamodules.text.loading import load_texts
@@ -35,10 +37,15 @@ def rows_of(options: argparse.Namespace) -> Rows:
     """The paired rows of the two models; from the file `--kept` if it is there."""
     if options.kept and options.kept.exists():
         return _rows(torch.load(options.kept), options.device)
-    texts = list(load_texts(TextSource(options.source, max_texts=options.texts)).fit["text"])
+    texts = list(
+        load_texts(TextSource(options.source, max_texts=options.texts)).fit["text"]
+    )
     fitted = 9 * len(texts) // 10
     parts = []
-    for sentences, most in ((texts[:fitted], options.most), (texts[fitted:], options.most // 5)):
+    for sentences, most in (
+        (texts[:fitted], options.most),
+        (texts[fitted:], options.most // 5),
+    ):
         for model, site in zip(options.models, options.sites, strict=True):
             read = states(load(model), sentences, site, rows=options.kind)
             parts.append(read[None, :most].clone())
@@ -79,17 +86,26 @@ def main() -> None:
         default=["embedded:0", "embedded:1"],
         help="names or folders of X and Y",
     )
-    arguments.add_argument("--sites", type=int, nargs=2, default=[2, 2], help="site of X and of Y")
+    arguments.add_argument(
+        "--sites", type=int, nargs=2, default=[2, 2], help="site of X and of Y"
+    )
     arguments.add_argument("--source", default="rotten_tomatoes")
     arguments.add_argument("--texts", type=int, default=1_500)
     arguments.add_argument(
         "--kind", default="tokens", help="which rows: tokens, mean, cls or words"
     )
     arguments.add_argument(
-        "--most", type=int, default=50_000, help="rows to fit on; a fifth of it to judge by"
+        "--most",
+        type=int,
+        default=50_000,
+        help="rows to fit on; a fifth of it to judge by",
     )
-    arguments.add_argument("--kept", type=Path, help="file that keeps the rows, or has them")
-    arguments.add_argument("--maps", nargs="*", default=["inn"], choices=[*MAPS, "plain"])
+    arguments.add_argument(
+        "--kept", type=Path, help="file that keeps the rows, or has them"
+    )
+    arguments.add_argument(
+        "--maps", nargs="*", default=["inn"], choices=[*MAPS, "plain"]
+    )
     arguments.add_argument("--steps", type=int, nargs="*", default=[6, 40, 150, 1000])
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     arguments.add_argument("--rows", type=int, default=256, help="rows a step")
@@ -104,8 +120,14 @@ def main() -> None:
     for name, aligner in closed.items():
         aligner.to(options.device).fit(moments)
         figures.add(f"width {width}: {name}, FVU", held_out(aligner, rows, moments)[0])
-    for kind, steps, seed in itertools.product(options.maps, options.steps, options.seeds):
-        run = train_plainly if kind == "plain" else partial(train, MAPS[kind], products="float32")
+    for kind, steps, seed in itertools.product(
+        options.maps, options.steps, options.seeds
+    ):
+        run = (
+            train_plainly
+            if kind == "plain"
+            else partial(train, MAPS[kind], products="float32")
+        )
         course = run(rows=rows, steps=steps, a_step=options.rows, seed=seed)
         name = f"width {width}, {kind}, {steps} steps of {options.rows}, seed {seed}"
         figures.add(f"{name}: start, FVU", course.start[0])
@@ -113,7 +135,9 @@ def main() -> None:
         if kind != "mlp":
             figures.add(f"{name}: end, FVU of the inverse", course.end[1])
             figures.add(
-                f"{name}: end / start, both ways", sum(course.end) / sum(course.start), bar=1.0
+                f"{name}: end / start, both ways",
+                sum(course.end) / sum(course.start),
+                bar=1.0,
             )
         figures.add(f"{name}: diverged at step", course.diverged, bar=0)
         figures.write(options.json)

@@ -33,14 +33,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.algebra.moments import GridMoments
 from aligners.similarity.algebra.pairs import upper_blocks
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional.cca import SharedMoments
-from aligners.similarity.functional.cka import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
+from aligners.similarity.functional.cka import (
+    HSIC,
+    cka_from_hsic,
+    minibatch_cka,
+    unbiased_hsic,
+)
 from aligners.similarity.outcome import evaluate
 from benchmarks.harness import Figures, interleaved, parser, ratio
 
@@ -102,7 +109,10 @@ class Batches:
     def update(self, x: Tensor, y: Tensor) -> None:
         """Add a batch, (L_x, N, d_x) and (L_y, N, d_y)."""
         self.sums = HSIC(
-            *(one + more for one, more in zip(self.sums, unbiased_hsic(x, y), strict=True))
+            *(
+                one + more
+                for one, more in zip(self.sums, unbiased_hsic(x, y), strict=True)
+            )
         )
 
 
@@ -110,7 +120,9 @@ def by_batches(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> Ten
     """Ours over the same modules and loader."""
     batches = Batches(len(x.layers), device)
     for (index,) in loader:
-        batches.update(torch.stack(x(index.to(device))), torch.stack(y(index.to(device))))
+        batches.update(
+            torch.stack(x(index.to(device))), torch.stack(y(index.to(device)))
+        )
     return cka_from_hsic(batches.sums)
 
 
@@ -120,12 +132,13 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 def gram_products(x: Tensor, y: Tensor) -> Callable[[], None]:
     """All Gram matrices in full, and the product of all pairs: x (L_x, N, d_x), y (L_y, N, d_y)."""
-    k, l = (torch.empty(len(z), z.shape[1], z.shape[1], device=z.device) for z in (x, y))  # noqa: E741
+    grams_x = torch.empty(len(x), x.shape[1], x.shape[1], device=x.device)
+    grams_y = torch.empty(len(y), y.shape[1], y.shape[1], device=y.device)
 
     def run() -> None:
-        torch.bmm(x, x.mT, out=k)
-        torch.bmm(y, y.mT, out=l)
-        k.flatten(1) @ l.flatten(1).mT
+        torch.bmm(x, x.mT, out=grams_x)
+        torch.bmm(y, y.mT, out=grams_y)
+        grams_x.flatten(1) @ grams_y.flatten(1).mT
 
     return run
 
@@ -135,7 +148,8 @@ def own_products(x: Tensor, y: Tensor) -> Callable[[], None]:
     blocks = upper_blocks(x.shape[1])
     size = blocks[0][0].stop
     pairs = [
-        torch.rand(len(rows), size * size, device=x.device, dtype=torch.float64) for rows in (x, y)
+        torch.rand(len(rows), size * size, device=x.device, dtype=torch.float64)
+        for rows in (x, y)
     ]
 
     def run() -> None:
@@ -157,7 +171,11 @@ def minibatch(
         DataLoader(TensorDataset(torch.arange(rows)), batch_size=batch)
         for rows in (2 * batch, batch)
     )
-    batches, a, b = Batches(layers, device), x[:, :batch].contiguous(), y[:, :batch].contiguous()
+    batches, a, b = (
+        Batches(layers, device),
+        x[:, :batch].contiguous(),
+        y[:, :batch].contiguous(),
+    )
     runs: dict[str, Callable[[], object]] = {
         "minibatch CKA": lambda: by_batches(*models, first, device),
         "minibatch CKA, update": lambda: batches.update(a, b),
@@ -198,7 +216,11 @@ def minibatch(
             sense=">=",
         )
     update = "minibatch CKA, update"
-    figures.add(f"{update} / matrix products", ratio(seconds, update, "matrix products"), bar=1.3)
+    figures.add(
+        f"{update} / matrix products",
+        ratio(seconds, update, "matrix products"),
+        bar=1.3,
+    )
     figures.add(f"{update} / own products", ratio(seconds, update, "own products"))
 
 
@@ -213,7 +235,9 @@ class Layer:
     def __init__(self, rows: Tensor, keep: bool) -> None:
         self.rows = rows - rows.mean(0)
         self.lengths = self.rows.norm(dim=0)
-        self._kept = {scaled: self._svd(scaled) for scaled in (False, True)} if keep else {}
+        self._kept = (
+            {scaled: self._svd(scaled) for scaled in (False, True)} if keep else {}
+        )
 
     def svd(self, scaled: bool) -> tuple[Tensor, Tensor]:
         """Left singular vectors (n, d) and singular values (d,) of the rows, or of rows with features of length 1."""
@@ -250,14 +274,19 @@ def _cka(x: Layer, y: Layer) -> float:
 
 
 def _svcca(x: Layer, y: Layer) -> dict[str, float]:
-    return {"svcca": float(torch.linalg.svdvals(x.components().T @ y.components()).mean())}
+    return {
+        "svcca": float(torch.linalg.svdvals(x.components().T @ y.components()).mean())
+    }
 
 
 def _pwcca(x: Layer, y: Layer) -> dict[str, float]:
     in_x, in_y = x.components(), y.components()
     u, rho, vt = torch.linalg.svd(in_x.T @ in_y, full_matrices=False)
     found = {}
-    for name, layer, variables in (("pwcca", x, in_x @ u), ("pwcca back", y, in_y @ vt.T)):
+    for name, layer, variables in (
+        ("pwcca", x, in_x @ u),
+        ("pwcca back", y, in_y @ vt.T),
+    ):
         weight = (variables.T @ layer.rows).abs().sum(1)
         found[name] = float((weight * rho).sum() / weight.sum())
     return found
@@ -288,7 +317,9 @@ def measures(moments: GridMoments) -> dict[str, Tensor]:
     return found
 
 
-def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, device: str) -> None:
+def pairs(
+    figures: Figures, layers: int, width: int, rows: int, rounds: int, device: str
+) -> None:
     """Measures on moments against pair by pair."""
     x, y = related(layers, rows, width, device)
     timed = min(TIMED, layers)
@@ -308,7 +339,9 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
         "from moments": ours,
         "from moments, float32 products": lambda: ours(torch.float32),
         f"SVDs of {2 * timed} layers": kept,
-        f"{timed**2} pairs": lambda: [pair_by_pair(a, b) for a in prepared[0] for b in prepared[1]],
+        f"{timed**2} pairs": lambda: [
+            pair_by_pair(a, b) for a in prepared[0] for b in prepared[1]
+        ],
         "1 pair, nothing kept": lambda: pair_by_pair(*plain),
     }
     for products in (torch.float64, torch.float32):
@@ -320,7 +353,11 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
             for name, value in pair_by_pair(a, b).items()
         ]
         of = "" if products == torch.float64 else ", float32 products"
-        figures.add(f"from moments{of}, difference from pair by pair", max(differences), bar=1e-4)
+        figures.add(
+            f"from moments{of}, difference from pair by pair",
+            max(differences),
+            bar=1e-4,
+        )
     clock = time.process_time if device == "cpu" else time.perf_counter
     seconds = interleaved(runs, rounds=rounds, device=device, warmup=0, clock=clock)
     of_layers, of_pairs, of_one = (seconds[name] for name in list(runs)[2:])
@@ -328,9 +365,14 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
         svds * layers / timed + values * (layers / timed) ** 2
         for svds, values in zip(of_layers, of_pairs, strict=True)
     ]
-    seconds["pair by pair, nothing kept, scaled"] = [value * layers**2 for value in of_one]
+    seconds["pair by pair, nothing kept, scaled"] = [
+        value * layers**2 for value in of_one
+    ]
     figures.add_times(seconds)
-    kept_scaled, anew_scaled = "pair by pair, scaled", "pair by pair, nothing kept, scaled"
+    kept_scaled, anew_scaled = (
+        "pair by pair, scaled",
+        "pair by pair, nothing kept, scaled",
+    )
     figures.add(
         f"{kept_scaled} / from moments",
         ratio(seconds, kept_scaled, "from moments"),
@@ -338,14 +380,24 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
         sense=">=",
     )
     single = "from moments, float32 products"
-    figures.add(f"{kept_scaled} / {single}", ratio(seconds, kept_scaled, single), bar=5, sense=">=")
-    figures.add(f"{anew_scaled} / from moments", ratio(seconds, anew_scaled, "from moments"))
+    figures.add(
+        f"{kept_scaled} / {single}",
+        ratio(seconds, kept_scaled, single),
+        bar=5,
+        sense=">=",
+    )
+    figures.add(
+        f"{anew_scaled} / from moments", ratio(seconds, anew_scaled, "from moments")
+    )
 
 
 def stream(layers: int, width: int, rows: int) -> None:
     """Stream rows through all accumulators, and print the peak memory of this process in MB."""
     draw = torch.Generator().manual_seed(0)
-    moments, batches = GridSums.zeros(layers, width, layers, width), Batches(layers, "cpu")
+    moments, batches = (
+        GridSums.zeros(layers, width, layers, width),
+        Batches(layers, "cpu"),
+    )
     for _ in range(0, rows, 1000):
         x, y = torch.randn(2, layers, 1000, width, generator=draw)
         moments.add_(x, y)
@@ -378,7 +430,9 @@ def memory(figures: Figures, layers: int, width: int, rows: int, threads: int) -
             )
         )
         figures.add(f"peak memory of {streamed} rows, MB", peaks[-1])
-    figures.add("peak memory, ten times the rows / the rows", peaks[1] / peaks[0], bar=1.05)
+    figures.add(
+        "peak memory, ten times the rows / the rows", peaks[1] / peaks[0], bar=1.05
+    )
 
 
 def rates(
@@ -392,7 +446,10 @@ def rates(
 ) -> None:
     """Minibatch CKA and moments as shares of what the machine's matrix products, of this side, reach."""
     x, y = (rows.bfloat16() for rows in related(layers, batch, width, device))
-    cka, moments = Batches(layers, device), GridSums.zeros(layers, width, layers, width, device)
+    cka, moments = (
+        Batches(layers, device),
+        GridSums.zeros(layers, width, layers, width, device),
+    )
     large = {
         dtype: torch.randn(2, side, side, device=device, dtype=dtype)
         for dtype in (torch.float32, torch.float64)
@@ -400,8 +457,12 @@ def rates(
     runs: dict[str, Callable[[], object]] = {
         "minibatch CKA of bfloat16": lambda: cka.update(x, y),
         "moments of bfloat16": lambda: moments.add_(x, y),
-        f"{side} x {side} in float32": lambda: large[torch.float32][0] @ large[torch.float32][1],
-        f"{side} x {side} in float64": lambda: large[torch.float64][0] @ large[torch.float64][1],
+        f"{side} x {side} in float32": lambda: (
+            large[torch.float32][0] @ large[torch.float32][1]
+        ),
+        f"{side} x {side} in float64": lambda: (
+            large[torch.float64][0] @ large[torch.float64][1]
+        ),
     }
     seconds = interleaved(runs, rounds=rounds, device=device)
     figures.add_times(seconds)
@@ -425,18 +486,28 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument(
-        "--parts", nargs="+", default=["memory", "minibatch", "pairs"], help="and rates, on a GPU"
+        "--parts",
+        nargs="+",
+        default=["memory", "minibatch", "pairs"],
+        help="and rates, on a GPU",
     )
     arguments.add_argument(
-        "--layers", type=int, help="12 for minibatch, 13 for pairs and rates, 6 for memory"
+        "--layers",
+        type=int,
+        help="12 for minibatch, 13 for pairs and rates, 6 for memory",
     )
     arguments.add_argument(
-        "--width", type=int, help="768 for minibatch and rates, 256 for pairs, 128 for memory"
+        "--width",
+        type=int,
+        help="768 for minibatch and rates, 256 for pairs, 128 for memory",
     )
     arguments.add_argument("--batch", type=int, default=1024)
     arguments.add_argument("--rows", type=int, default=20_000)
     arguments.add_argument(
-        "--stream", type=int, metavar="ROWS", help="stream rows and print the peak memory"
+        "--stream",
+        type=int,
+        metavar="ROWS",
+        help="stream rows and print the peak memory",
     )
     arguments.set_defaults(rounds=3)
     options = arguments.parse_args()
@@ -454,7 +525,9 @@ def main() -> None:
     ):  # first: a new process begins with the peak of the one that started it
         memory(figures, *size(6, 128), options.rows, options.threads)
     if "minibatch" in options.parts:
-        minibatch(figures, *size(12, 768), options.batch, options.rounds, options.device)
+        minibatch(
+            figures, *size(12, 768), options.batch, options.rounds, options.device
+        )
     if "pairs" in options.parts:
         pairs(figures, *size(13, 256), options.rows, options.rounds, options.device)
     if torch.device(options.device).type == "cuda":

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 from transformers import BertModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.models.tokenizers import word_pieces
@@ -58,7 +60,9 @@ class Watched(SimilarityEvaluation):
         self.before = resident()
 
 
-def compare(folder: Path, count: int, width: int, blocks: int, every: bool, controls: bool) -> None:
+def compare(
+    folder: Path, count: int, width: int, blocks: int, every: bool, controls: bool
+) -> None:
     """Compare models, and print what was announced and what was used, in bytes."""
     texts = LayerActivations().texts.fit["text"]
     tokenizer = word_pieces(list(texts), 1500, 128)
@@ -68,10 +72,14 @@ def compare(folder: Path, count: int, width: int, blocks: int, every: bool, cont
         BertModel(config).save_pretrained(folder / str(number))
         tokenizer.save_pretrained(folder / str(number))
     data = LayerActivations(
-        [str(folder / str(number)) for number in range(count)], attention=every, batch_size=32
+        [str(folder / str(number)) for number in range(count)],
+        attention=every,
+        batch_size=32,
     )
     module = Watched("all" if every else list(DEFAULT), controls=controls)
-    bare_trainer(limit_test_batches=BATCHES).test(module, datamodule=data, verbose=False)
+    bare_trainer(limit_test_batches=BATCHES).test(
+        module, datamodule=data, verbose=False
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"announced": module.announced, "used": peak - module.before}))
 
@@ -80,7 +88,11 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument(
-        "--settings", nargs="+", choices=list(SETTINGS), default=QUICK, metavar="SETTING"
+        "--settings",
+        nargs="+",
+        choices=list(SETTINGS),
+        default=QUICK,
+        metavar="SETTING",
     )
     arguments.add_argument(
         "--inside", type=Path, metavar="FOLDER", help="run one setting in this process"
@@ -104,12 +116,17 @@ def main() -> None:
                 str(options.threads),
             ]
             done = subprocess.run(
-                [*command, "--settings", name], check=True, stdout=subprocess.PIPE, text=True
+                [*command, "--settings", name],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         found = json.loads(done.stdout.splitlines()[-1])
         figures.add(f"{name}: announced, MB", found["announced"] / 1e6)
         figures.add(f"{name}: used, MB", found["used"] / 1e6)
-        figures.add(f"{name}: used / announced", found["used"] / found["announced"], bar=1.2)
+        figures.add(
+            f"{name}: used / announced", found["used"] / found["announced"], bar=1.2
+        )
         figures.write(options.json)
 
 

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.batches import BatchOfRows, LengthBatches
 from aligners.datamodules.layers import LayerActivations
@@ -67,7 +69,9 @@ class RandomLayers(LayerActivations):
         self.attention, self._planned, self.texts_read = False, [None], rows // PER_TEXT
         shape = {"width": WIDTH, "depth": LAYERS - 1, "heads": 1, "nbytes": 0}
         self._known = SimpleNamespace(
-            models=[SimpleNamespace(name=f"random-{m}", **shape) for m in range(models)],
+            models=[
+                SimpleNamespace(name=f"random-{m}", **shape) for m in range(models)
+            ],
             layers=[list(range(LAYERS)) for _ in range(models)],
             check=SimpleNamespace(flush=lambda: None),
         )
@@ -130,12 +134,18 @@ def _drawn(seed: int) -> Tensor:
 
 def compare(models: int, measures: list[str], rows: int, memory: float) -> None:
     """Compare models, and print what was announced and what it took."""
-    data, module = RandomLayers(models, rows), Watched(measures, products="float32", memory=memory)
+    data, module = (
+        RandomLayers(models, rows),
+        Watched(measures, products="float32", memory=memory),
+    )
     start = time.perf_counter()
-    bare_trainer(use_distributed_sampler=False).test(module, datamodule=data, verbose=False)
+    bare_trainer(use_distributed_sampler=False).test(
+        module, datamodule=data, verbose=False
+    )
     found = {
         "announced": module.announced,
-        "used": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - module.before,
+        "used": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        - module.before,
         "passes": len(module.passes),
         "models read": sum(len(each.models) for each in module.passes),
         "seconds": time.perf_counter() - start,
@@ -148,12 +158,21 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("--memory", type=float, default=4, help="the limit, GB")
-    arguments.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     arguments.add_argument(
-        "--models", type=int, nargs="+", help="numbers of models; default: those of the case"
+        "--cases", nargs="+", choices=list(CASES), default=list(CASES)
     )
-    arguments.add_argument("--rows", type=int, help="number of rows; default: those of the case")
-    arguments.add_argument("--inside", action="store_true", help="run one case in this process")
+    arguments.add_argument(
+        "--models",
+        type=int,
+        nargs="+",
+        help="numbers of models; default: those of the case",
+    )
+    arguments.add_argument(
+        "--rows", type=int, help="number of rows; default: those of the case"
+    )
+    arguments.add_argument(
+        "--inside", action="store_true", help="run one case in this process"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -177,18 +196,26 @@ def main() -> None:
             ]
             sizes = ["--memory", str(options.memory), "--threads", str(options.threads)]
             sizes += [] if options.rows is None else ["--rows", str(options.rows)]
-            done = subprocess.run([*command, *sizes], check=True, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(
+                [*command, *sizes], check=True, stdout=subprocess.PIPE, text=True
+            )
             found = json.loads(done.stdout.splitlines()[-1])
             used.append(found["used"])
             name = f"{case}, {models} models"
-            figures.add(f"{name}: announced, GB", found["announced"] / 1e9, bar=options.memory)
+            figures.add(
+                f"{name}: announced, GB", found["announced"] / 1e9, bar=options.memory
+            )
             figures.add(f"{name}: used, GB", found["used"] / 1e9)
-            figures.add(f"{name}: used / announced", found["used"] / found["announced"], bar=1.2)
+            figures.add(
+                f"{name}: used / announced", found["used"] / found["announced"], bar=1.2
+            )
             for what in ("passes", "models read", "seconds", "values"):
                 figures.add(f"{name}: {what}", found[what])
             figures.write(options.json)
         if len(used) > 2:
-            figures.add(f"{case}: used, most models / 4 models", used[-1] / used[1], bar=1.1)
+            figures.add(
+                f"{case}: used, most models / 4 models", used[-1] / used[1], bar=1.1
+            )
     figures.write(options.json)
 
 

@@ -21,7 +21,9 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # as the commands do
 
@@ -132,7 +134,10 @@ def main() -> None:
         run = Run(fit, made, made.parse_args([*words, "--run", f"{folder}/soak"]))
         run.start()
         run.fit(run.training(watch))
-    minutes, late = np.array(watch.minutes), np.array(watch.minutes) >= watch.minutes[-1] / 3
+    minutes, late = (
+        np.array(watch.minutes),
+        np.array(watch.minutes) >= watch.minutes[-1] / 3,
+    )
     courses = {
         "resident memory, MiB": (np.array(watch.resident), 0.01),
         "allocated memory, MiB": (np.array(watch.allocated), 0.01),

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
@@ -18,7 +20,8 @@ def build(width: int, layers: int, seed: int, device: str) -> FrozenModel:
     """A random BERT classifier of the usual proportions."""
     torch.manual_seed(seed)
     return FrozenModel(
-        BertForSequenceClassification(bert_config(4096, layers, width)), name=f"bert-{width}-{seed}"
+        BertForSequenceClassification(bert_config(4096, layers, width)),
+        name=f"bert-{width}-{seed}",
     ).to(device)
 
 
@@ -52,7 +55,9 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
 
-    x, y = (build(options.width, options.layers, seed, options.device) for seed in (0, 1))
+    x, y = (
+        build(options.width, options.layers, seed, options.device) for seed in (0, 1)
+    )
     lengths = torch.linspace(options.tokens // 2, options.tokens, options.batch).round()
     mask = torch.arange(options.tokens) < lengths[:, None]
     inputs = {
@@ -81,9 +86,13 @@ def main() -> None:
     figures = Figures(options.device)
     figures.add_times(seconds)
     figures.add(
-        "head + tail / full forward", ratio(seconds, "head + tail", "full forward"), bar=1.15
+        "head + tail / full forward",
+        ratio(seconds, "head + tail", "full forward"),
+        bar=1.15,
     )
-    figures.add("plain hooks / full forward", ratio(seconds, "plain hooks", "full forward"))
+    figures.add(
+        "plain hooks / full forward", ratio(seconds, "plain hooks", "full forward")
+    )
     figures.write(options.json)
 
 

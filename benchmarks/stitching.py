@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import select_rows
@@ -56,7 +58,9 @@ def texts(batch: int, tokens: int, device: str) -> TaskBatch:
 
 def material(options: Namespace) -> tuple[FrozenModel, FrozenModel, TaskBatch]:
     """Both models and a batch."""
-    x, y = (build(options.width, options.layers, seed, options.device) for seed in (0, 1))
+    x, y = (
+        build(options.width, options.layers, seed, options.device) for seed in (0, 1)
+    )
     return x, y, texts(options.batch, options.tokens, options.device)
 
 
@@ -64,7 +68,9 @@ def layers_for(route: Route) -> AffineLayer:
     """The stitching layers of a route, off the identity so that every gradient says something."""
     torch.manual_seed(0)
     width = route.source.width
-    layer = AffineLayer(len(route.pairs), width, route.target.width, start="identity", norm=True)
+    layer = AffineLayer(
+        len(route.pairs), width, route.target.width, start="identity", norm=True
+    )
     for weight in layer.parameters():
         weight.data += 0.02 * torch.randn_like(weight)
     return layer.to(route.target.device)
@@ -74,7 +80,9 @@ def stitched_step(route: Route, layer: AffineLayer, batch: TaskBatch) -> None:
     """One step as `stitching_training` takes it, up to the optimiser: gradients of every loss."""
 
     def loss(pair: int, rows: Tensor) -> Tensor:
-        logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows)
+        logits = stitched_logits(
+            route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows
+        )
         return unit_losses(chosen(logits, batch.targets), batch.targets).mean()
 
     layer.zero_grad(set_to_none=True)
@@ -112,7 +120,9 @@ def plain_step(route: Route, layer: AffineLayer, batch: TaskBatch) -> None:
 def gradients_of(layer: nn.Module, step: Callable[[], None]) -> list[Tensor]:
     """What a step leaves in each parameter of a layer."""
     step()
-    return [weight.grad.clone() for weight in layer.parameters() if weight.grad is not None]
+    return [
+        weight.grad.clone() for weight in layer.parameters() if weight.grad is not None
+    ]
 
 
 def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
@@ -137,13 +147,20 @@ def one_step(
 
 
 def step(
-    figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rounds: int, device: str
+    figures: Figures,
+    x: FrozenModel,
+    y: FrozenModel,
+    batch: TaskBatch,
+    rounds: int,
+    device: str,
 ) -> None:
     """A step at the middle site both ways: time and gradients."""
     ways = one_step(x, y, batch)
     found, expected = (gradients_of(*ways[name]) for name in WAYS)
     figures.add(
-        "gradients, largest relative difference", largest_difference(found, expected), bar=1e-5
+        "gradients, largest relative difference",
+        largest_difference(found, expected),
+        bar=1e-5,
     )
     seconds = interleaved(
         {name: run for name, (_, run) in ways.items()}, rounds=rounds, device=device
@@ -158,7 +175,12 @@ def step(
 
 
 def bank(
-    figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rounds: int, device: str
+    figures: Figures,
+    x: FrozenModel,
+    y: FrozenModel,
+    batch: TaskBatch,
+    rounds: int,
+    device: str,
 ) -> None:
     """All sites in one run against one after another: time and gradients."""
     pairs = tuple((site, site) for site in range(1, min(x.depth, y.depth) + 1))
@@ -167,7 +189,9 @@ def bank(
     layer, layers = layers_for(together), [layers_for(route) for route in alone]
     with torch.no_grad():
         for s, own in enumerate(layers):
-            for weight, source in zip(own.parameters(), layer.parameters(), strict=True):
+            for weight, source in zip(
+                own.parameters(), layer.parameters(), strict=True
+            ):
                 weight.copy_(source[s : s + 1])
 
     def one_after_another() -> None:
@@ -192,7 +216,10 @@ def bank(
     seconds = interleaved(runs, rounds=max(1, rounds // 3), device=device, warmup=1)
     figures.add_times(seconds)
     figures.add(
-        "one after another / bank", ratio(seconds, "one after another", "bank"), bar=1.3, sense=">="
+        "one after another / bank",
+        ratio(seconds, "one after another", "bank"),
+        bar=1.3,
+        sense=">=",
     )
 
 
@@ -215,7 +242,9 @@ def memory(figures: Figures, sizes: list[str]) -> None:
         )
         figures.add(f"peak memory, {name}, MB", peaks[name])
     figures.add(
-        "peak memory, stitched / plain hooks", peaks["stitched"] / peaks["plain hooks"], bar=1.0
+        "peak memory, stitched / plain hooks",
+        peaks["stitched"] / peaks["plain hooks"],
+        bar=1.0,
     )
 
 
@@ -223,7 +252,9 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser_with_sizes(__doc__, layers=12, batch=16)
     arguments.add_argument(
-        "--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else"
+        "--memory-of",
+        choices=WAYS,
+        help="print the peak memory of this way, and nothing else",
     )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -232,7 +263,10 @@ def main() -> None:
         return
     figures = Figures(options.device)
     sizes = ("width", "layers", "batch", "tokens", "threads", "device")
-    memory(figures, [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))])
+    memory(
+        figures,
+        [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))],
+    )
     x, y, batch = material(options)
     step(figures, x, y, batch, options.rounds, options.device)
     bank(figures, x, y, batch, options.rounds, options.device)

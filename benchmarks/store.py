@@ -27,7 +27,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from transformers import BertModel, PreTrainedTokenizerBase
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
@@ -108,7 +110,9 @@ class Used(NamedTuple):
     def now(cls) -> Self:
         """Since the process began."""
         asked = next(
-            int(line.split()[1]) for line in IO.read_text().splitlines() if line.startswith("rchar")
+            int(line.split()[1])
+            for line in IO.read_text().splitlines()
+            if line.startswith("rchar")
         )
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         return cls(time.perf_counter(), time.process_time(), faults, asked)
@@ -137,7 +141,9 @@ def rounding(exact: PairedActivations, rounded: PairedActivations) -> float:
         torch.cat([batch.x.double() for batch in data.paired("fit", only=100)], 1)
         for data in (exact, rounded)
     )
-    lost = (x - y).square().sum((1, 2)) / (x - x.mean(1, keepdim=True)).square().sum((1, 2))
+    lost = (x - y).square().sum((1, 2)) / (x - x.mean(1, keepdim=True)).square().sum(
+        (1, 2)
+    )
     return float(lost.max())
 
 
@@ -155,7 +161,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     source = TextSource(max_texts=options.texts)
     tokenizer = word_pieces(list(load_texts(source).fit["text"]), 1_536, 128)
     pair = [
-        model_folder(folder / str(n), tokenizer, n, options.layers, options.width) for n in (0, 1)
+        model_folder(folder / str(n), tokenizer, n, options.layers, options.width)
+        for n in (0, 1)
     ]
 
     def module(**given: Any) -> PairedActivations:
@@ -164,15 +171,20 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
 
     figures, plain = Figures("cpu"), module()
     stored: dict[str, PairedActivations] = {}
-    figures.add("processes that others run at the start (load average)", os.getloadavg()[0])
+    figures.add(
+        "processes that others run at the start (load average)", os.getloadavg()[0]
+    )
     work: dict[str, Callable[[], Used]] = {}
     sizes = {}
     for dtype in ("float32", "bfloat16"):
         place = folder / dtype
         data = stored[dtype] = module(store=place, store_dtype=dtype)
-        figures.add(f"writing {dtype}, seconds", used_by(partial(data.loader, "fit")).seconds)
         figures.add(
-            f"first epoch of {dtype}, checked, seconds", cold(place, partial(epoch, data))().seconds
+            f"writing {dtype}, seconds", used_by(partial(data.loader, "fit")).seconds
+        )
+        figures.add(
+            f"first epoch of {dtype}, checked, seconds",
+            cold(place, partial(epoch, data))().seconds,
         )
         sizes[dtype] = sum(path.stat().st_size for path in shards(place))
         memory = bytearray(sizes[dtype])
@@ -189,7 +201,10 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     figures.add("rows of an epoch", int(plain.split("fit").lengths_of(0).sum()))
     seconds = {name: [each.seconds for each in rounds] for name, rounds in used.items()}
     figures.add_times(
-        {"models, before and after all else": [each.seconds for each in models], **seconds}
+        {
+            "models, before and after all else": [each.seconds for each in models],
+            **seconds,
+        }
     )
     for dtype, bar in (("float32", 5.0), ("bfloat16", 10.0)):
         slower = statistics.mean(each.seconds for each in models) / statistics.median(
@@ -201,7 +216,9 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     return figures
 
 
-def in_turns(work: Mapping[str, Callable[[], Used]], rounds: int) -> dict[str, list[Used]]:
+def in_turns(
+    work: Mapping[str, Callable[[], Used]], rounds: int
+) -> dict[str, list[Used]]:
     """What each alternative takes in each round; nothing is counted of a first round, in which memory is first used."""
     for run in work.values():
         run()
@@ -212,11 +229,14 @@ def in_turns(work: Mapping[str, Callable[[], Used]], rounds: int) -> dict[str, l
     return used
 
 
-def add_rates(figures: Figures, dtype: str, seconds: Mapping[str, list[float]], size: int) -> None:
+def add_rates(
+    figures: Figures, dtype: str, seconds: Mapping[str, list[float]], size: int
+) -> None:
     """Bytes a second against those of plain reading, and the bar."""
     figures.add(f"size of {dtype}, GB", size / 1e9)
     figures.add(
-        f"pread of {dtype}, GB/s", size / 1e9 / statistics.median(seconds[f"pread, {dtype}"])
+        f"pread of {dtype}, GB/s",
+        size / 1e9 / statistics.median(seconds[f"pread, {dtype}"]),
     )
     read = ratio(seconds, f"pread, {dtype}", f"loading, {dtype}")
     figures.add(f"rate of loading / pread, {dtype}", read, bar=0.8, sense=">=")
@@ -236,7 +256,9 @@ def add_counters(
             "GB asked of the system": [one.read / 1e9 for one in rounds],
         }
         for what, values in each.items():
-            figures.add(f"{name}, {dtype}: {what} a GB", statistics.median(values) / gigabytes)
+            figures.add(
+                f"{name}, {dtype}: {what} a GB", statistics.median(values) / gigabytes
+            )
 
 
 def main() -> None:
@@ -246,7 +268,9 @@ def main() -> None:
     for name, size in {"width": 768, "layers": 12, "texts": 600, "batch": 32}.items():
         arguments.add_argument(f"--{name}", type=int, default=size)
     arguments.add_argument(
-        "--folder", type=Path, help="where the store is written; default: a temporary folder"
+        "--folder",
+        type=Path,
+        help="where the store is written; default: a temporary folder",
     )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)

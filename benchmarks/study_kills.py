@@ -49,7 +49,9 @@ STUDY: dict[str, Any] = {
     "data": {"rows": "mean", "batch_size": 32},
     "store": "own",
     "finetune": {"options": {"data": {"batch_size": 4}, **OFTEN}},
-    "fit": {"options": {"model": {"aligners": MAPS}, "data": {"sites": "blocks"}, **OFTEN}},
+    "fit": {
+        "options": {"model": {"aligners": MAPS}, "data": {"sites": "blocks"}, **OFTEN}
+    },
     "inject": {"options": {"closed_form": []}},
     "similarity": {
         "across_stages": True,
@@ -84,22 +86,30 @@ def main() -> None:
     arguments.add_argument("--wall_times", type=int, default=20)
     arguments.add_argument("--executor", choices=JOBS, default="slurm")
     arguments.add_argument(
-        "--minutes", type=float, default=60.0, help="after which it begins in no further folder"
+        "--minutes",
+        type=float,
+        default=60.0,
+        help="after which it begins in no further folder",
     )
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, default=Path("runs/killed"))
-    arguments.add_argument("--json", type=Path, help="file that gets an entry for the executor")
+    arguments.add_argument(
+        "--json", type=Path, help="file that gets an entry for the executor"
+    )
     given = arguments.parse_args()
     begun, given.folder = time.monotonic(), given.folder.resolve()
     counts = given.folder / f"{given.executor}.json"
-    entry: dict[str, Any] = dict.fromkeys(("runs", "retries", "kills", "wall_times"), 0) | {
-        "different": []
-    }
+    entry: dict[str, Any] = dict.fromkeys(
+        ("runs", "retries", "kills", "wall_times"), 0
+    ) | {"different": []}
     if counts.is_file():
         entry = json.loads(counts.read_text())
     draw = random.Random(given.seed + entry["runs"])
     left = Counter(
-        {what: max(0, getattr(given, what) - entry[what]) for what in ("kills", "wall_times")}
+        {
+            what: max(0, getattr(given, what) - entry[what])
+            for what in ("kills", "wall_times")
+        }
     )
     file, base = _prepared(given.folder / "rehearsal")
     of_executors: dict[str, dict[str, Any]] = {
@@ -112,7 +122,15 @@ def main() -> None:
         where["address"] = _two_nodes()
     if not (whole := _tables(given.folder / "whole")):
         _study(
-            base, ["run", str(file), "--folder", str(given.folder / "whole"), "--workers", "2"]
+            base,
+            [
+                "run",
+                str(file),
+                "--folder",
+                str(given.folder / "whole"),
+                "--workers",
+                "2",
+            ],
         ).wait()
         whole = _tables(given.folder / "whole")
     assert whole, "the undisturbed run has made no tables"
@@ -127,7 +145,9 @@ def main() -> None:
     while left.total() and time.monotonic() - begun < 60 * given.minutes:
         folder = given.folder / f"{given.executor}-{entry['runs'] + 1}"
         words = ["run", str(file), "--folder", str(folder), *options]
-        while _disturbed(_study(base, words), given.executor, left, draw, entry, counts):
+        while _disturbed(
+            _study(base, words), given.executor, left, draw, entry, counts
+        ):
             entry["retries"] += 1
             words = ["retry", str(folder), *options]
         tables = _tables(folder)
@@ -229,7 +249,9 @@ def _jobs(executor: str) -> dict[int, float]:
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             parents[int(place.name)] = int(fields[1])
             if JOBS[executor] in (place / "cmdline").read_bytes():
-                jobs[int(place.name)] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+                jobs[int(place.name)] = sum(map(int, fields[11:13])) / os.sysconf(
+                    "SC_CLK_TCK"
+                )
 
     def ours(job: int) -> bool:
         return job == os.getpid() or (job in parents and ours(parents[job]))
@@ -251,7 +273,11 @@ def _tables(folder: Path) -> dict[str, bytes]:
         for file in (folder / "report" / "tables").glob("*")
     }
     for file in (folder / "tables").glob("*"):
-        table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype=str)
+        table = (
+            pd.read_parquet(file)
+            if file.suffix == ".parquet"
+            else pd.read_csv(file, dtype=str)
+        )
         tables[file.name] = table.drop(columns=TIMES, errors="ignore").to_csv().encode()
     return tables
 

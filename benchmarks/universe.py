@@ -51,15 +51,29 @@ def main() -> None:
         if options.store:
             given["store"] = folder / "store"
         seconds = _fitted(options, folder, given)
-        found = {**vars(options), "json": None, "cpu_seconds": seconds, "ratios": _ratios(seconds)}
+        found = {
+            **vars(options),
+            "json": None,
+            "cpu_seconds": seconds,
+            "ratios": _ratios(seconds),
+        }
         evaluation = UniverseEvaluation(
             load_universe(folder / "universe" / "universe.safetensors"),
             [load_bank(folder / file) for file in _files(folder)],
         )
-        trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
-        trainer.test(evaluation, datamodule=universe_states(options.models, **given), verbose=False)
+        trainer = bare_trainer(
+            use_distributed_sampler=False, limit_test_batches=options.held_out
+        )
+        trainer.test(
+            evaluation,
+            datamodule=universe_states(options.models, **given),
+            verbose=False,
+        )
         found["means"] = _means(evaluation.rows)
-        _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
+        _write(
+            {**found, "directions": evaluation.report_tables["directions"]},
+            options.json,
+        )
         injected = [
             row
             for file in _files(folder)[: options.injected]
@@ -68,10 +82,14 @@ def main() -> None:
     if injected:
         found["injection"] = _compared(injected)
     print(json.dumps(found, indent=1, default=str))
-    _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
+    _write(
+        {**found, "directions": evaluation.report_tables["directions"]}, options.json
+    )
 
 
-def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) -> dict[str, float]:
+def _fitted(
+    options: argparse.Namespace, folder: Path, given: dict[str, Any]
+) -> dict[str, float]:
     """CPU seconds of each way of fitting, of which all but `apart` leave their maps in the folder."""
     models = options.models
     if options.store:
@@ -79,7 +97,9 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
             universe_states(models, **given).loader(split)  # writes their states
     alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
     found = {
-        "pairs": _seconds(alignment(), pairs_states(models, **given), SaveAligners(folder), options)
+        "pairs": _seconds(
+            alignment(), pairs_states(models, **given), SaveAligners(folder), options
+        )
     }
     network: dict[str, Any] = (
         {"network": partial(INN, couplings=options.couplings, start="procrustes")}
@@ -88,18 +108,30 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
     )
     universe = UniverseAlignment(seed=options.seed, **network)
     found["universe"] = _seconds(
-        universe, universe_states(models, **given), SaveAligners(folder / "universe"), options
+        universe,
+        universe_states(models, **given),
+        SaveAligners(folder / "universe"),
+        options,
     )
     if options.apart:
         found["apart"] = sum(
-            _seconds(alignment(), pair_states(x, y, **given), SaveAligners(folder / x / y), options)
+            _seconds(
+                alignment(),
+                pair_states(x, y, **given),
+                SaveAligners(folder / x / y),
+                options,
+            )
             for x, y in combinations(models, 2)
         )
     return found
 
 
 def _ratios(seconds: dict[str, float]) -> dict[str, float]:
-    return {name: seconds["universe"] / seconds[name] for name in seconds if name != "universe"}
+    return {
+        name: seconds["universe"] / seconds[name]
+        for name in seconds
+        if name != "universe"
+    }
 
 
 def _write(found: dict[str, Any], path: Path | None) -> None:
@@ -112,21 +144,35 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", default=[f"embedded:{seed}" for seed in range(5)])
+    parser.add_argument(
+        "--models", nargs="+", default=[f"embedded:{seed}" for seed in range(5)]
+    )
     parser.add_argument("--sites", default="1,4")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=16, help="Texts a step.")
     parser.add_argument(
-        "--moments", type=int, default=100, help="Batches a pass: of moments, and of an epoch."
+        "--moments",
+        type=int,
+        default=100,
+        help="Batches a pass: of moments, and of an epoch.",
     )
-    parser.add_argument("--held_out", type=int, default=20, help="Batches to measure on.")
     parser.add_argument(
-        "--injected", type=int, default=None, help="Pairs to inject between. Default: all."
+        "--held_out", type=int, default=20, help="Batches to measure on."
     )
     parser.add_argument(
-        "--store", action="store_true", help="Read states from a store, written before both fits."
+        "--injected",
+        type=int,
+        default=None,
+        help="Pairs to inject between. Default: all.",
     )
-    parser.add_argument("--apart", action="store_true", help="Also time a run for every pair.")
+    parser.add_argument(
+        "--store",
+        action="store_true",
+        help="Read states from a store, written before both fits.",
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="Also time a run for every pair."
+    )
     parser.add_argument(
         "--couplings",
         type=int,
@@ -139,7 +185,10 @@ def _options() -> argparse.Namespace:
 
 
 def _seconds(
-    module: Alignment, data: TextModule, saving: SaveAligners, options: argparse.Namespace
+    module: Alignment,
+    data: TextModule,
+    saving: SaveAligners,
+    options: argparse.Namespace,
 ) -> float:
     """CPU seconds of a fit, which finds no moments of another's beside the store."""
     if data.store:
@@ -157,7 +206,9 @@ def _seconds(
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path.relative_to(folder) for path in folder.glob("pairs/*/aligners.safetensors"))
+    return sorted(
+        path.relative_to(folder) for path in folder.glob("pairs/*/aligners.safetensors")
+    )
 
 
 def _injected(file: Path, folder: Path, given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -166,7 +217,9 @@ def _injected(file: Path, folder: Path, given: dict[str, Any]) -> list[dict[str,
     names = {f"model_{side}": banks[0].data_config[f"model_{side}"] for side in "xy"}
     evaluation = InjectionEvaluation(banks, closed_form=(), both_directions=True)
     bare_trainer(use_distributed_sampler=False).test(
-        evaluation, datamodule=pair_states(**names, **{**given, "batch_size": 128}), verbose=False
+        evaluation,
+        datamodule=pair_states(**names, **{**given, "batch_size": 128}),
+        verbose=False,
     )
     return [row for row in evaluation.rows if row["role"] == "method"]
 
@@ -180,7 +233,11 @@ def _compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
         name: sum(b[f"{name}_low"] <= a[name] <= b[f"{name}_high"] for a, b in own)
         for name in figures
     }
-    return {"means": over_pairs(rows, quantities=figures), "within": within, "of": len(own)}
+    return {
+        "means": over_pairs(rows, quantities=figures),
+        "within": within,
+        "of": len(own),
+    }
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -196,7 +253,9 @@ def _means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             at_site = [row for row in own if row["site_x"] == site]
             for column in ("fvu", "fvu_unseen"):
                 values = [row[column] for row in at_site if row[column] is not None]
-                found.setdefault(name, {})[f"{column} at site {site}"] = float(np.mean(values))
+                found.setdefault(name, {})[f"{column} at site {site}"] = float(
+                    np.mean(values)
+                )
         worst = [row["cycle"] for row in own if row["cycle"] is not None]
         if worst:
             found[name]["largest cycle error"] = max(worst)

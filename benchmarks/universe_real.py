@@ -33,7 +33,9 @@ from benchmarks.harness import Figures, parser
 
 SITE, ROWS, QUERIES = 6, 256, 2000  # block; rows a step; held-out rows of retrieval
 TEXTS = (50, 200, 500, 1000, 2000, 5000)  # of newcomers
-Splits = dict[str, Tensor]  # split -> states (k, N, d), or the numbers of the rows' texts (N,)
+Splits = dict[
+    str, Tensor
+]  # split -> states (k, N, d), or the numbers of the rows' texts (N,)
 
 
 def main() -> None:
@@ -46,10 +48,15 @@ def main() -> None:
     arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
     arguments.add_argument("--steps", type=int, nargs="*", default=[100])
     arguments.add_argument(
-        "--newcomers", nargs="*", default=[], help="these models join the others, and nothing else"
+        "--newcomers",
+        nargs="*",
+        default=[],
+        help="these models join the others, and nothing else",
     )
     arguments.add_argument(
-        "--join", action="store_true", help="by networks, as `train.py join` does, not by ridges"
+        "--join",
+        action="store_true",
+        help="by networks, as `train.py join` does, not by ridges",
     )
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
     options = arguments.parse_args()
@@ -59,17 +66,37 @@ def main() -> None:
     splits, texts, widths = states_of(options)
     for newcomer in options.newcomers:
         how = f", {options.steps[0]} steps" if options.join else ""
-        number = options.models.index(newcomer), options.steps[0] if options.join else None
-        joins(figures, f"{options.rows}: newcomer {newcomer}{how}", splits, texts, widths, *number)
+        number = (
+            options.models.index(newcomer),
+            options.steps[0] if options.join else None,
+        )
+        joins(
+            figures,
+            f"{options.rows}: newcomer {newcomer}{how}",
+            splits,
+            texts,
+            widths,
+            *number,
+        )
         figures.write(options.json)
     if options.newcomers:
         return
-    direct = {(i, j): _ridge(splits, i, j, widths) for i, j in permutations(range(len(widths)), 2)}
+    direct = {
+        (i, j): _ridge(splits, i, j, widths)
+        for i, j in permutations(range(len(widths)), 2)
+    }
     found = {ends: scores(splits, ends, bank, widths) for ends, bank in direct.items()}
     report(figures, f"{options.rows}: direct", found, found)
     figures.write(options.json)
     moments = moments_of(*paired_rows(splits["fit"], len(widths)))
-    add_space(figures, f"{options.rows}: {LINEAR}", linear(moments, widths), splits, widths, found)
+    add_space(
+        figures,
+        f"{options.rows}: {LINEAR}",
+        linear(moments, widths),
+        splits,
+        widths,
+        found,
+    )
     figures.write(options.json)
     for shared, seed, steps in product(options.shared, options.seeds, options.steps):
         module = UniverseAlignment(shared=shared, seed=seed)
@@ -135,15 +162,23 @@ def scores(
 
 
 def report(
-    figures: Figures, name: str, found: dict[Any, tuple[float, float]], direct: dict[Any, Any]
+    figures: Figures,
+    name: str,
+    found: dict[Any, tuple[float, float]],
+    direct: dict[Any, Any],
 ) -> None:
     """Means over all ordered pairs, and the worst of them beside its direct map."""
-    fvu, top1 = (sum(values) / len(values) for values in zip(*found.values(), strict=True))
+    fvu, top1 = (
+        sum(values) / len(values) for values in zip(*found.values(), strict=True)
+    )
     figures.add(f"{name}, FVU", fvu)
     figures.add(f"{name}, top 1", top1)
     worst = min(found[ends][1] / direct[ends][1] for ends in found)
     figures.add(
-        f"{name}, least top 1 of a direction, of the direct map's", worst, bar=0.98, sense=">="
+        f"{name}, least top 1 of a direction, of the direct map's",
+        worst,
+        bar=0.98,
+        sense=">=",
     )
 
 
@@ -185,13 +220,19 @@ def add_space(
 
 def linear(moments: Any, widths: list[int]) -> Universe:
     """The best linear universe."""
-    space = Universe(TwoLinear(len(widths), max(widths), max(widths)), len(widths), widths)
+    space = Universe(
+        TwoLinear(len(widths), max(widths), max(widths)), len(widths), widths
+    )
     space.fit(moments)
     return space
 
 
 def trained(
-    module: UniverseAlignment, states: Tensor, moments: Any, widths: list[int], steps: int
+    module: UniverseAlignment,
+    states: Tensor,
+    moments: Any,
+    widths: list[int],
+    steps: int,
 ) -> Universe:
     """A universe trained on rows in memory."""
     space = module.universe(len(widths), widths)
@@ -217,10 +258,15 @@ def joins(
     parts: Splits = {split: x[others, :, : max(own)] for split, x in splits.items()}
     moments = moments_of(*paired_rows(parts["fit"], len(own)))
     if steps:
-        space = trained(UniverseAlignment(shared=min(widths)), parts["fit"], moments, own, steps)
+        space = trained(
+            UniverseAlignment(shared=min(widths)), parts["fit"], moments, own, steps
+        )
     else:
         space = linear(moments, own)
-    x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
+    x = {
+        split: states[newcomer, :, : widths[newcomer]]
+        for split, states in splits.items()
+    }
     with torch.no_grad():
         targets = {
             split: space.embed(states) for split, states in parts.items()
@@ -231,7 +277,10 @@ def joins(
         first = {}
         for split in ("fit", "validation"):
             rows = torch.isin(texts[split], _drawn(texts[split], number))
-            first[split] = x[split][rows].repeat(len(own), 1), targets[split][:, rows].flatten(0, 1)
+            first[split] = (
+                x[split][rows].repeat(len(own), 1),
+                targets[split][:, rows].flatten(0, 1),
+            )
         wide, space_width = x["fit"].shape[-1], targets["fit"].shape[-1]
         if steps:
             there, back = _network(space, wide, *first["fit"], steps)
@@ -248,14 +297,22 @@ def joins(
         figures.add(f"{name}, {number} texts, R²", value)
         bar = 0.95 if number == 500 else None
         figures.add(
-            f"{name}, {number} texts, of that on all", value / found[there_are], bar=bar, sense=">="
+            f"{name}, {number} texts, of that on all",
+            value / found[there_are],
+            bar=bar,
+            sense=">=",
         )
 
 
-def _network(space: Universe, width: int, x: Tensor, y: Tensor, steps: int) -> tuple[Any, Any]:
+def _network(
+    space: Universe, width: int, x: Tensor, y: Tensor, steps: int
+) -> tuple[Any, Any]:
     """The map of a newcomer into the space, and back, fitted as `train.py join` does."""
     module: Any = Joining()
-    module.members, module.stream = space, SimpleNamespace(frozen=[SimpleNamespace(width=width)])
+    module.members, module.stream = (
+        space,
+        SimpleNamespace(frozen=[SimpleNamespace(width=width)]),
+    )
     (newcomer,) = module.made(space.models + 1, width, space.d_y)
     newcomer.aligner.fit(moments_of(x[None], y[None]))
     module.train_on_rows(newcomer.aligner, x[None], y[None], steps, ROWS, module.seed)
@@ -265,7 +322,9 @@ def _network(space: Universe, width: int, x: Tensor, y: Tensor, steps: int) -> t
 
 def _drawn(texts: Tensor, number: int) -> Tensor:
     known = texts.unique()
-    return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:number]]
+    return known[
+        torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:number]
+    ]
 
 
 def _r2(mapped: Tensor, y: Tensor) -> float:

@@ -31,9 +31,9 @@ def main() -> None:
     figures = Figures(options.device)
     for width in options.widths:
         for seed in options.seeds:
-            states = states_of_random_models(width, seed, options.models, options.texts).to(
-                options.device
-            )
+            states = states_of_random_models(
+                width, seed, options.models, options.texts
+            ).to(options.device)
             train(
                 figures,
                 f"{options.models} BERTs of width {width}, seed {seed}",
@@ -55,7 +55,9 @@ def train(figures: Figures, name: str, states: Tensor, steps: int, rows: int) ->
     start = _fvu(universe, held_out, mean)
     figures.add(f"{name}: start, FVU", start)
     diverged = module.train_on_rows(universe, fitted, fitted, steps, rows, module.seed)
-    figures.add(f"{name}: {steps} steps, FVU", _fvu(universe, held_out, mean), bar=start)
+    figures.add(
+        f"{name}: {steps} steps, FVU", _fvu(universe, held_out, mean), bar=start
+    )
     figures.add(f"{name}: diverged at step", int(diverged.max()), bar=0)
 
 
@@ -63,8 +65,13 @@ def train(figures: Figures, name: str, states: Tensor, steps: int, rows: int) ->
 def _fvu(universe: Universe, states: Tensor, mean: Tensor) -> float:
     """Mean over all directions."""
     embedded, total = universe.embed(states), (states - mean).square().sum((1, 2))
-    errors = [(universe.predicted(embedded, shift) - states) for shift in range(1, universe.models)]
-    return float(torch.stack([error.square().sum((1, 2)) / total for error in errors]).mean())
+    errors = [
+        (universe.predicted(embedded, shift) - states)
+        for shift in range(1, universe.models)
+    ]
+    return float(
+        torch.stack([error.square().sum((1, 2)) / total for error in errors]).mean()
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.map_errors import MapErrors
@@ -68,7 +70,8 @@ def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) 
     truth = latent + 2**0.5 * (torch.sin(latent @ weight + phase) @ mixing) * spread
     y = truth + NOISE**0.5 * normal(rows + held_out, width) * spread
     x, y, truth = (
-        (part @ basis)[None] for part, basis in ((latent, basis_x), (y, basis_y), (truth, basis_y))
+        (part @ basis)[None]
+        for part, basis in ((latent, basis_x), (y, basis_y), (truth, basis_y))
     )
     return Rows(x[:, :rows], y[:, :rows], x[:, rows:], y[:, rows:], truth[:, rows:])
 
@@ -80,7 +83,9 @@ def of_random_models(width: int, seed: int) -> Rows:
     return Rows(x[:, :fitted], y[:, :fitted], x[:, fitted:], y[:, fitted:], None)
 
 
-def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_500) -> Tensor:
+def states_of_random_models(
+    width: int, seed: int, models: int, texts: int = 1_500
+) -> Tensor:
     """States of so many untrained BERTs at block 2, token rows of the embedded sentences, (models, n, d)."""
     from transformers import BertModel
 
@@ -97,7 +102,10 @@ def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_5
         model = BertModel(config).eval()
         for first in range(0, len(sentences), 64):
             batch = tokenizer(
-                sentences[first : first + 64], padding=True, truncation=True, return_tensors="pt"
+                sentences[first : first + 64],
+                padding=True,
+                truncation=True,
+                return_tensors="pt",
             )
             with torch.no_grad():
                 found = model(**batch).last_hidden_state
@@ -146,7 +154,12 @@ def train(
 
 
 def measure(
-    figures: Figures, name: str, rows: Rows, steps: int, options: argparse.Namespace, seed: int
+    figures: Figures,
+    name: str,
+    rows: Rows,
+    steps: int,
+    options: argparse.Namespace,
+    seed: int,
 ) -> None:
     """All maps on one pair of states."""
     rows = Rows(*(None if part is None else part.to(options.device) for part in rows))  # type: ignore[arg-type]
@@ -158,7 +171,8 @@ def measure(
     if rows.truth is not None:
         total = (rows.held_y - moments.mean_y[:, None].float()).square().sum()
         figures.add(
-            f"{name}: oracle, FVU", float((rows.truth - rows.held_y).square().sum() / total)
+            f"{name}: oracle, FVU",
+            float((rows.truth - rows.held_y).square().sum() / total),
         )
     for kind in options.maps:
         found = train(MAPS[kind], rows, steps, options.rows, seed, options.products)
@@ -167,7 +181,9 @@ def measure(
         figures.add(f"{name}: {kind} / linear", found.end[0] / base, bar=1.0)
         if found.end[1] == found.end[1]:
             figures.add(f"{name}: {kind}, start, FVU of the inverse", found.start[1])
-            figures.add(f"{name}: {kind}, {steps} steps, FVU of the inverse", found.end[1])
+            figures.add(
+                f"{name}: {kind}, {steps} steps, FVU of the inverse", found.end[1]
+            )
         figures.add(f"{name}: {kind}, diverged at step", found.diverged, bar=0)
         figures.add(f"{name}: {kind}, seconds a step", found.seconds)
 
@@ -175,19 +191,31 @@ def measure(
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--widths", type=int, nargs="*", default=[64, 256, 384, 768, 1024, 2048])
     arguments.add_argument(
-        "--models", type=int, nargs="*", default=[64, 384, 768], help="widths of random BERTs"
+        "--widths", type=int, nargs="*", default=[64, 256, 384, 768, 1024, 2048]
+    )
+    arguments.add_argument(
+        "--models",
+        type=int,
+        nargs="*",
+        default=[64, 384, 768],
+        help="widths of random BERTs",
     )
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     arguments.add_argument("--maps", nargs="*", default=list(MAPS), choices=list(MAPS))
     arguments.add_argument(
-        "--products", default="float32", choices=get_args(Products), help="of the networks' layers"
+        "--products",
+        default="float32",
+        choices=get_args(Products),
+        help="of the networks' layers",
     )
     arguments.add_argument("--rows", type=int, default=256, help="rows a step")
     arguments.add_argument("--steps", type=int, default=1000, help="up to width 512")
     arguments.add_argument(
-        "--wide_steps", type=int, default=200, help="above it, where a step on a CPU takes seconds"
+        "--wide_steps",
+        type=int,
+        default=200,
+        help="above it, where a step on a CPU takes seconds",
     )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -196,7 +224,12 @@ def main() -> None:
         for width in options.widths:
             steps = options.steps if width <= 512 else options.wide_steps
             measure(
-                figures, f"d = {width}, seed {seed}", synthetic(width, seed), steps, options, seed
+                figures,
+                f"d = {width}, seed {seed}",
+                synthetic(width, seed),
+                steps,
+                options,
+                seed,
             )
             figures.write(options.json)
         for width in options.models:

@@ -49,7 +49,9 @@ class BestPerSite(pl.Callback):
         self._diverged: dict[str, Tensor] = {}
         self._kept: dict[str, dict[str, Tensor]] = {}
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str
+    ) -> None:
         """Raise if the Trainer has trained before, and would go on counting.
 
         Raises:
@@ -65,11 +67,15 @@ class BestPerSite(pl.Callback):
         """By what the best step is chosen, as plain values: a run that goes on has to share it."""
         return {"patience": self.patience, "min_delta": self.min_delta}
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Stop a resumed run that had closed all its sites."""
         self._stop_if_closed(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Keep what improved, reset what diverged, and stop the run once every site is closed."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, BankTraining):
             return
@@ -106,7 +112,9 @@ class BestPerSite(pl.Callback):
         self._best[key] = torch.full_like(criterion, torch.inf)
         for record in (self._step, self._waited, self._diverged):
             record[key] = torch.zeros_like(criterion, dtype=torch.long)
-        self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
+        self._kept[key] = {
+            name: value.clone() for name, value in bank.state_dict().items()
+        }
 
     @torch.no_grad()
     def _compare(self, key: str, bank: Aligner, criterion: Tensor, step: int) -> None:
@@ -120,7 +128,9 @@ class BestPerSite(pl.Callback):
             self._kept[key][name][of_each] = value[of_each]
 
     @torch.no_grad()
-    def _set_back(self, key: str, bank: Aligner, sites: Tensor, trainer: pl.Trainer) -> None:
+    def _set_back(
+        self, key: str, bank: Aligner, sites: Tensor, trainer: pl.Trainer
+    ) -> None:
         """Restore the best parameters of some sites (S,), and clear their momentum so that they stay there."""
         for name, value in bank.state_dict().items():
             of_each = sites[bank.places(name)]
@@ -161,13 +171,17 @@ class BestPerSite(pl.Callback):
             setattr(self, f"_{name}", state_dict[name])
 
 
-def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
+def _warn_of_divergence(
+    module: Alignment, key: str, sites: Tensor, best: Tensor
+) -> None:
     """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
     places = []
     diverged = module.divergence.step[key]
     for s, site in enumerate(module.site_names()):
         if bool(sites[s]):
-            places.append(f"{site} at step {int(diverged[s])} (set back to step {int(best[s])})")
+            places.append(
+                f"{site} at step {int(diverged[s])} (set back to step {int(best[s])})"
+            )
     where = f"diverged at site pair {', '.join(places)}."
     _warn(module, key, f"{where} It is frozen there; training goes on elsewhere.")
 
@@ -189,6 +203,8 @@ def _warn_of_untrained(module: Alignment) -> None:
 def _warn(module: Alignment, key: str, said: str) -> None:
     """Warn about a bank, and say at which learning rate it was trained."""
     route, name = key.split(".")
-    rate = max(group["initial_lr"] for group in module.trainer.optimizers[0].param_groups)
+    rate = max(
+        group["initial_lr"] for group in module.trainer.optimizers[0].param_groups
+    )
     advice = f"The learning rate is {rate:g}: try another, or more `rows`."
     logger.warning("%s (%s) %s %s", name, DIRECTIONS[route], said, advice)

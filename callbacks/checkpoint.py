@@ -61,7 +61,9 @@ class _Save(pl.callbacks.Checkpoint):
     Lightning calls a `Checkpoint` after all other callbacks, so that `last.ckpt` holds what these have kept.
     """
 
-    def __init__(self, folder: Path | None = None, every_n_minutes: float = 10.0) -> None:
+    def __init__(
+        self, folder: Path | None = None, every_n_minutes: float = 10.0
+    ) -> None:
         check_range(above=0, every_n_minutes=every_n_minutes)
         self.folder = folder
         self.every_n_minutes = every_n_minutes
@@ -75,7 +77,9 @@ class _Save(pl.callbacks.Checkpoint):
         other.folder = self.folder or folder
         return other
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str
+    ) -> None:
         """Try the folder before any work is done.
 
         Raises:
@@ -92,7 +96,9 @@ class _Save(pl.callbacks.Checkpoint):
         if isinstance(pl_module, BankTraining):
             pl_module.after_moments_batch = partial(self._while_reading, trainer)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Take SIGTERM back from Lightning, whose handler talks to the other ranks whatever these are doing."""
         self._interruption.hold()
 
@@ -100,7 +106,9 @@ class _Save(pl.callbacks.Checkpoint):
         """Stop here if a signal arrived: between two steps the run can be resumed."""
         self._interruption.check(trainer)
 
-    def on_validation_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, *_: Any, **__: Any
+    ) -> None:
         """A validation that is cut off is made again; all ranks have to agree where, and do so between two steps."""
         if trainer.world_size == 1:
             self._interruption.check(trainer)
@@ -110,14 +118,22 @@ class _Save(pl.callbacks.Checkpoint):
         self._save_if_due(trainer)
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        exception: BaseException,
     ) -> None:
         """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
-        if isinstance(exception, (KeyboardInterrupt, SIGTERMException)) and not self._complete:
+        if (
+            isinstance(exception, (KeyboardInterrupt, SIGTERMException))
+            and not self._complete
+        ):
             self._save(trainer, announce=True)
         self._interruption.end()
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str
+    ) -> None:
         """Write the final file, once every callback has ended the fit, also one that had nothing left to train."""
         if stage != "fit":
             return
@@ -125,7 +141,11 @@ class _Save(pl.callbacks.Checkpoint):
             pl_module.after_moments_batch = None
             bank = pl_module.stored()
             if trainer.is_global_zero and pl_module.final:
-                save_maps(bank, cast(Any, trainer).datamodule, self._path(trainer, pl_module.final))
+                save_maps(
+                    bank,
+                    cast(Any, trainer).datamodule,
+                    self._path(trainer, pl_module.final),
+                )
             trainer.strategy.barrier()  # every rank may read it now
         self._complete = True
         self._interruption.release()
@@ -185,7 +205,9 @@ class SaveAligners(_Save):
         self.every_n_epochs = every_n_epochs
         self.at_end = at_end
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Renew `last.ckpt` after so many epochs."""
         every = self.every_n_epochs
         if every is not None and (trainer.current_epoch + 1) % every == 0:
@@ -236,7 +258,9 @@ class SaveStitching(_Save):
             stopped by Ctrl-C or SIGTERM.
     """
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Renew `last.ckpt`, with what `BestPerSite` keeps of this validation."""
         if not trainer.sanity_checking:
             self._save(trainer)
@@ -261,7 +285,11 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
         return
     folder = path.parent / "pairs"
     names = file_names(data.models)
-    pairs = _of_universe(bank, data) if bank.command == "universe" else _of_pairs(bank, data)
+    pairs = (
+        _of_universe(bank, data)
+        if bank.command == "universe"
+        else _of_pairs(bank, data)
+    )
     count = 0
     for i, j, pair in pairs:
         pair_folder = folder / f"{names[data.models[i]]}--{names[data.models[j]]}"

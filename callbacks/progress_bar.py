@@ -70,7 +70,10 @@ class ProgressBar(pl.callbacks.ProgressBar):
     on_test_end = on_train_end
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        exception: BaseException,
     ) -> None:
         """Give the terminal back."""
         self.disable()
@@ -120,14 +123,18 @@ class FitSummary(pl.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Show, draw and log each aligner's figures at each site."""
         if trainer.state.fn != "validate" or not isinstance(pl_module, Alignment):
             return
         if trainer.is_global_zero:
             cautions = few_rows(cast(Moments, pl_module.moments))
             meta = {**pl_module.data, "cautions": cautions, **environment(trainer)}
-            publish(make_report("fit", meta, list(_rows(pl_module))), self.folder, trainer)
+            publish(
+                make_report("fit", meta, list(_rows(pl_module))), self.folder, trainer
+            )
 
 
 def _rows(module: Alignment) -> Iterator[dict[str, Any]]:
@@ -138,7 +145,12 @@ def _rows(module: Alignment) -> Iterator[dict[str, Any]]:
         for s, place in enumerate(module.places):
             model_x, model_y = fit.orient(place.model_x, place.model_y)
             site_x, site_y = fit.orient(place.site_x, place.site_y)
-            row = {"model_x": model_x, "model_y": model_y, "method": fit.name, "role": "method"}
+            row = {
+                "model_x": model_x,
+                "model_y": model_y,
+                "method": fit.name,
+                "role": "method",
+            }
             row |= {"site_x": site_x, "site_y": site_y}
             row |= {"fit": how_fitted(fit.aligner), "training": training[s]}
             for name in FIGURES:

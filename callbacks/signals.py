@@ -56,12 +56,16 @@ class Interruption:
         """
         if trainer.world_size == 1:
             self._raise(self._received)
-        elif trainer.strategy.reduce_boolean_decision(self._received is not None, all=False):
+        elif trainer.strategy.reduce_boolean_decision(
+            self._received is not None, all=False
+        ):
             self._raise(self._received or signal.SIGINT)
 
     def _note(self, number: int, _: Any) -> None:
         if self._received is not None or not self._holding:
-            signal.signal(number, signal.SIG_DFL if self._holding else self._before[number])
+            signal.signal(
+                number, signal.SIG_DFL if self._holding else self._before[number]
+            )
             os.kill(os.getpid(), number)
             return
         self._received = number

@@ -20,14 +20,18 @@ class Movable:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """Copy to another device."""
-        return _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking), {})
+        return _changed(
+            self, lambda tensor: tensor.to(device, non_blocking=non_blocking), {}
+        )
 
     def pin_memory(self) -> Self:
         """Copy to page-locked memory, for asynchronous copies to a GPU."""
         return _changed(self, lambda tensor: tensor.pin_memory(), {})
 
 
-def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
+def _changed(
+    value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]
+) -> Any:
     """A value with all of its tensors changed, each once, so that what parts share stays shared.
 
     Not a closure: one that calls itself is a cycle, and would keep the tensors of every batch until Python happens to
@@ -188,7 +192,10 @@ class LengthBatches(DistributedSampler):
                 f"Expected at least one {what} for each of the {world} ranks, but got {n} texts in batches of "
                 f"{batch_size} (`batch_size`). Use fewer devices, more text, or another `batch_size`."
             )
-        super().__init__(self.lengths, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
+        data: Any = self.lengths  # of which only the length is asked for
+        super().__init__(
+            data, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed
+        )
         self.bounds = np.arange(self.count + 1) * n // self.count
 
     def __len__(self) -> int:

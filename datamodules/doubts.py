@@ -25,10 +25,17 @@ UNKNOWN, COMMONEST, REPEATED = 0.1, 0.5, 0.1  # shares beyond which texts are do
 READ_TEXTS = 64  # by which a language model is compared with frequencies alone
 AT_ONCE = 4  # texts of a batch
 MASKED_SHARE = 0.15
-NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "other": "other"}
+NAMES = {
+    "fit": "fitting",
+    "validation": "validation",
+    "test": "held-out",
+    "other": "other",
+}
 
 
-def text_doubts(ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | None) -> list[str]:
+def text_doubts(
+    ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | None
+) -> list[str]:
     """List what is wrong with texts as tokens, in words.
 
     Args:
@@ -89,7 +96,9 @@ class Doubts:
         for number, tokenizer in enumerate(self.data.frozen_models.tokenizers):
             if texts.first_with(number) != number:
                 continue  # the same tokens as an earlier model's
-            doubts = text_doubts(*texts.tokens_of(number), getattr(tokenizer, "unk_token_id", None))
+            doubts = text_doubts(
+                *texts.tokens_of(number), getattr(tokenizer, "unk_token_id", None)
+            )
             if doubts:
                 name = short_name(models[number])
                 self.data.caution(
@@ -120,7 +129,9 @@ class Doubts:
             with torch.no_grad():
                 logits = model.logits(inputs).flatten(0, -2)[targets.index].float()
             own += float(cross_entropy(logits, targets.answer, reduction="sum"))
-            others = counts.sum() - 1 + vocabulary  # one added to each token, and without itself
+            others = (
+                counts.sum() - 1 + vocabulary
+            )  # one added to each token, and without itself
             frequencies = counts[targets.answer.cpu()] / others
             unigram -= float(frequencies.log().sum())
             units += len(targets)
@@ -136,7 +147,9 @@ def _can_predict(model: FrozenModel) -> bool:
     """Whether a model predicts tokens. One whose states come from a store is not loaded for this."""
     if isinstance(model, SleepingModel) or model.task not in ("causal", "masked"):
         return False
-    return model.task == "causal" or cast(Any, model.tokenizer).mask_token_id is not None
+    return (
+        model.task == "causal" or cast(Any, model.tokenizer).mask_token_id is not None
+    )
 
 
 def _targets(

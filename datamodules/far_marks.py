@@ -121,7 +121,9 @@ class FarMarks:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self._found: WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]] = WeakKeyDictionary()
+        self._found: WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]] = (
+            WeakKeyDictionary()
+        )
 
     @cached_property
     def _models(self) -> list[FarModel]:
@@ -150,9 +152,13 @@ class FarMarks:
             self._sample(split, wanted)
             known |= self._mark(split, wanted)
             become = f"{KEPT[self.data.far_rows]} (`data.far_rows`)"
-            self._caution(known[wanted[0]].flat, f"{NAMES[split]} rows", wanted[0], become)
+            self._caution(
+                known[wanted[0]].flat, f"{NAMES[split]} rows", wanted[0], become
+            )
         for kind in kinds:
-            if kind.policy == "mean" and self.data.store is None:  # a store may have only means
+            if (
+                kind.policy == "mean" and self.data.store is None
+            ):  # a store may have only means
                 tokens = RowKind("tokens", kind.special_tokens)
                 self.note(split, tokens, IN_MEANS, "tokens")
         return {kind: known[kind] for kind in typed if known[kind].flat.any()}
@@ -177,7 +183,9 @@ class FarMarks:
 
     def _mark(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
         """Mark what is far for any model, in all texts of a split."""
-        found: dict[RowKind, dict[int, Tensor]] = defaultdict(dict)  # marks of each text
+        found: dict[RowKind, dict[int, Tensor]] = defaultdict(
+            dict
+        )  # marks of each text
         for model in self._models:
             if not any(model.has_far(kind) for kind in kinds):
                 continue
@@ -193,7 +201,9 @@ class FarMarks:
         count = len(self.data.split(split))
         return {kind: _joined(found[kind], count) for kind in kinds}
 
-    def note(self, split: Split, kind: RowKind, become: str, what: str = "rows") -> None:
+    def note(
+        self, split: Split, kind: RowKind, become: str, what: str = "rows"
+    ) -> None:
         """Caution about far rows where nothing leaves them out, judged by some texts of a split.
 
         Args:
@@ -213,7 +223,9 @@ class FarMarks:
             elif len(own) == len(far):  # the same rows, as models of one tokenizer have
                 far = far | own
         if far is not None:
-            self._caution(far, f"{NAMES[split]} {what} that were looked at", kind, become)
+            self._caution(
+                far, f"{NAMES[split]} {what} that were looked at", kind, become
+            )
 
     def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
         """Say how many rows are far and what they do. This is said once, of the texts that are read first."""

@@ -127,7 +127,9 @@ class FrozenModels:
             models += self.under_heads(models[0])
         return models
 
-    def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
+    def _load(
+        self, name: str, revision: str | None, device_map: DeviceMap | None
+    ) -> FrozenModel:
         model = load_frozen(
             self.path(name),
             revision=revision,
@@ -203,7 +205,9 @@ class FrozenModels:
     def _same_tokens_of(
         self, a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, texts: Texts
     ) -> bool:
-        return same_tokens(a, b, [texts.fit, texts.validation, texts.test], self.max_length)
+        return same_tokens(
+            a, b, [texts.fit, texts.validation, texts.test], self.max_length
+        )
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
@@ -212,7 +216,9 @@ class FrozenModels:
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
-        if any(name.startswith(EMBEDDED) for name, _ in self.named):  # their texts come first
+        if any(
+            name.startswith(EMBEDDED) for name, _ in self.named
+        ):  # their texts come first
             return {}
         # Their own, which may have a template: they are shared once the texts are there.
         tokenizers = {}
@@ -230,14 +236,19 @@ class FrozenModels:
             ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
         """
         count = len(self.named)
-        for option, given in (("devices", self.devices), ("device_map", self.device_map)):
+        for option, given in (
+            ("devices", self.devices),
+            ("device_map", self.device_map),
+        ):
             if given is not None and len(given) != count:
                 raise UserError(
                     f"Expected `{option}` to have one entry for each of {count} models, but got {len(given)}. "
                     "Write null for a model on the device of the run."
                 )
         nothing = [None] * count
-        places = list(zip(self.devices or nothing, self.device_map or nothing, strict=True))
+        places = list(
+            zip(self.devices or nothing, self.device_map or nothing, strict=True)
+        )
         for number, (device, parts) in enumerate(places):
             if device is not None and parts is not None:
                 raise UserError(
@@ -260,7 +271,9 @@ class FrozenModels:
                 "would use the same devices. Leave the options out, or set `trainer.devices` to 1."
             )
 
-    def place(self, device: torch.device | str, needed: Collection[int] | None = None) -> None:
+    def place(
+        self, device: torch.device | str, needed: Collection[int] | None = None
+    ) -> None:
         """Move each model where the user wants it, or to the device of the run.
 
         Args:
@@ -279,7 +292,9 @@ class FrozenModels:
             model.to(chosen or (device if model in wanted else "cpu"))
 
     @contextmanager
-    def running(self, model: FrozenModel, device: torch.device | None) -> Iterator[None]:
+    def running(
+        self, model: FrozenModel, device: torch.device | None
+    ) -> Iterator[None]:
         """Move a model to its own device or the run's, and back when the context ends."""
         chosen, _ = self.places[self.loaded.index(model)]
         before = model.device
@@ -343,7 +358,9 @@ class FrozenModels:
         labels = None
         if "label" in texts.fit.column_names:
             labels = texts.fit["label"][:]
-        folder = embedded_model(seed, texts.fit["text"][:], labels, recipe=recipe, cache=self.cache)
+        folder = embedded_model(
+            seed, texts.fit["text"][:], labels, recipe=recipe, cache=self.cache
+        )
         if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
             with FileLock(folder.parent / ".lock"):
                 texts.fitted("fit").save(folder)
@@ -383,7 +400,9 @@ def _check_classes(name: str, texts: Texts) -> None:
     labels = None
     if "label" in texts.fit.column_names:
         labels = torch.tensor(texts.fit["label"][:])
-    check_labelled(labels, who, source, "give your own models", texts.columns_without_labels)
+    check_labelled(
+        labels, who, source, "give your own models", texts.columns_without_labels
+    )
     _ = texts.classes_to_learn
 
 

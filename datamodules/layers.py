@@ -22,7 +22,12 @@ from aligners.datamodules.rows.policies import (
     one_tokenizer_for,
     policy_of,
 )
-from aligners.datamodules.rows.read_rows import Prepared, choose_rows, gather_rows, read_rows
+from aligners.datamodules.rows.read_rows import (
+    Prepared,
+    choose_rows,
+    gather_rows,
+    read_rows,
+)
 from aligners.datamodules.rows.sites import parse_layers
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
@@ -118,9 +123,13 @@ class LayerReader:
 
     def prepare(self, texts: TextBatch) -> Prepared:
         """Choose the rows of each model, which belongs on the CPU."""
-        return Prepared(texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far))
+        return Prepared(
+            texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
+        )
 
-    def read(self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None) -> LayerBatch:
+    def read(
+        self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None
+    ) -> LayerBatch:
         """Run the models on the batch's device, if their states do not come from a store, and gather the rows.
 
         Args:
@@ -145,7 +154,9 @@ class LayerReader:
             states.append(of_model)
             attention.append(weights)
 
-        batch = LayerBatch(texts, chosen.read, states, attention if self.attention else None)
+        batch = LayerBatch(
+            texts, chosen.read, states, attention if self.attention else None
+        )
         if chosen.near is None:
             return batch
         near = batch.only(chosen.near, chosen.rows)
@@ -153,7 +164,11 @@ class LayerReader:
         return near
 
     def read_model(
-        self, model: FrozenModel, batch: LayerBatch, m: int, layers: Sequence[int] | None = None
+        self,
+        model: FrozenModel,
+        batch: LayerBatch,
+        m: int,
+        layers: Sequence[int] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Read another model in the place of one, such as its untrained twin.
 
@@ -174,7 +189,12 @@ class LayerReader:
         return self._read_model(model, batch.texts, m, batch.rows[m], layers)
 
     def _read_model(
-        self, model: FrozenModel, texts: TextBatch, number: int, rows: Rows, layers: Sequence[int]
+        self,
+        model: FrozenModel,
+        texts: TextBatch,
+        number: int,
+        rows: Rows,
+        layers: Sequence[int],
     ) -> tuple[Tensor, list[Tensor]]:
         """Some rows of a model at some layers, and its attention weights if they are read."""
         weights: list[Tensor] = []
@@ -259,7 +279,9 @@ class LayerActivations(TextModule):
         words = attention or policy_of(rows).types == "words"
         named = with_revisions(models, revisions)
         alike = one_tokenizer_for(rows)
-        super().__init__(named, words, alike, attn_implementation=attn_implementation, **options)
+        super().__init__(
+            named, words, alike, attn_implementation=attn_implementation, **options
+        )
         check_rows(rows, component, self.packed)
         if attention and self.packed:
             raise UserError(
@@ -294,7 +316,12 @@ class LayerActivations(TextModule):
         (kind,) = self.kinds_read
         leave_out = self.far_rows == "leave_out"
         return LayerReader(
-            self.frozen, self.wanted_sites(), kind, self.attention, self.component, leave_out
+            self.frozen,
+            self.wanted_sites(),
+            kind,
+            self.attention,
+            self.component,
+            leave_out,
         )
 
     def config(self) -> dict[str, Any]:
@@ -381,12 +408,16 @@ class LayerActivations(TextModule):
     def place_models(self, device: torch.device | str) -> None:
         """Leave each model where it is until a batch needs it: not all of a plan may fit on a GPU at once."""
 
-    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
+    def on_before_batch_transfer(
+        self, batch: TextBatch, dataloader_idx: int
+    ) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
         self._place(dataloader_idx)
         return self.reader.prepare(batch)
 
-    def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> LayerBatch:
+    def on_after_batch_transfer(
+        self, batch: Prepared, dataloader_idx: int
+    ) -> LayerBatch:
         """Run the models where the batch is now."""
         return self.reader.read(batch, self._planned[dataloader_idx])
 

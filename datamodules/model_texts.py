@@ -16,7 +16,12 @@ from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of
 from aligners.datamodules.rows.policies import RowKind, check_component
 from aligners.datamodules.rows.sites import route_sites
 from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
-from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
+from aligners.datamodules.text.annotated.sentence import (
+    ANNOTATION,
+    ANSWERS,
+    CHOICE,
+    Sentence,
+)
 from aligners.datamodules.text.labels import LabelsOption, check_labelled
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.datamodules.tokens.splits import Split
@@ -47,7 +52,10 @@ class ModelTexts(TextModule):
     """
 
     def __init__(
-        self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any
+        self,
+        chosen: dict[str, Any],
+        one_tokenizer: tuple[str, str] | None,
+        **options: Any,
     ) -> None:
         self.chosen = chosen
         self.models: list[str] = chosen["models"]
@@ -112,7 +120,11 @@ class ModelTexts(TextModule):
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
         """Add to a batch, on the CPU, its rows and the targets of the last model's task: see `task_batch`."""
         return task_batch(
-            texts, self.frozen[-1], masked_share=self.masked_share, seed=self.seed, epoch=epoch
+            texts,
+            self.frozen[-1],
+            masked_share=self.masked_share,
+            seed=self.seed,
+            epoch=epoch,
         )
 
     # ------------------------------------------------------------------ classifiers and their answers
@@ -132,7 +144,9 @@ class ModelTexts(TextModule):
             bases.append(FrozenModel(model, tokenizer, name=name))
         return bases
 
-    def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
+    def classifier(
+        self, name: str, n_labels: int, seed: int, **options: Any
+    ) -> tuple[Any, Any]:
         """Load a model under a new classification head, and its tokenizer, with this module's options.
 
         Args:
@@ -190,7 +204,9 @@ class ModelTexts(TextModule):
         """
         who = f"A classifier that reads {split} texts"
         columns = self.texts.columns_without_labels
-        return check_labelled(self.split(split).labels, who, self.text.source, columns=columns)
+        return check_labelled(
+            self.split(split).labels, who, self.text.source, columns=columns
+        )
 
     @property
     def classes(self) -> int:
@@ -245,7 +261,9 @@ class ModelTexts(TextModule):
         """The validation texts."""
         return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> TextBatch | TaskBatch:
+    def on_before_batch_transfer(
+        self, batch: Any, dataloader_idx: int
+    ) -> TextBatch | TaskBatch:
         """Choose rows and masks while the batch is still on the CPU."""
         if self.sites is None:
             return batch

@@ -83,7 +83,9 @@ class TextModule(pl.LightningDataModule):
     component: Component = "residual"
     storable = True  # whether states come from a store, if there is one
     far_rows: FarRows = "keep"  # subclasses that read rows leave far ones out
-    reader: Any  # of states or layers, loaded on first use; texts of whole models have none
+    reader: (
+        Any  # of states or layers, loaded on first use; texts of whole models have none
+    )
 
     def __init__(
         self,
@@ -263,7 +265,9 @@ class TextModule(pl.LightningDataModule):
             ValueError: there is no such column, or it holds neither numbers nor names.
         """
         source = replace(
-            self.text, label_column=column, text_columns=self.texts.origin["text_columns"]
+            self.text,
+            label_column=column,
+            text_columns=self.texts.origin["text_columns"],
         )
         texts = load_texts(source, self.frozen_models.chat_tokenizers)
         return texts.without({**self.frozen_models.fitted_on(), **self._fitted})
@@ -309,7 +313,9 @@ class TextModule(pl.LightningDataModule):
             described["stored_as"] = self.store_dtype
         cautions: dict[str, None] = {}
         for model in self.frozen:
-            cautions.update(dict.fromkeys(model.cautions))  # logged when they were loaded
+            cautions.update(
+                dict.fromkeys(model.cautions)
+            )  # logged when they were loaded
         cautions.update(dict.fromkeys(self.cautions))
         described |= {
             "batch_size": self.batch_size,
@@ -383,7 +389,9 @@ class TextModule(pl.LightningDataModule):
             return 0, 1
         return self.trainer.global_rank, self.trainer.world_size
 
-    def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
+    def loader(
+        self, split: Split, *, shuffle: bool = False, **options: Any
+    ) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
 
         Args:
@@ -412,7 +420,9 @@ class TextModule(pl.LightningDataModule):
         """Train the embedded models that are missing, on one rank."""
         models = self.frozen_models
         _ = models.places  # raises before anything is made
-        if models.embedded_depths is not None:  # a wrong layer need not wait for their training
+        if (
+            models.embedded_depths is not None
+        ):  # a wrong layer need not wait for their training
             self._check_depths(models.embedded_depths)
         models.make_embedded()
 

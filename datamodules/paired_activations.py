@@ -21,7 +21,13 @@ from aligners.datamodules.rows.policies import (
     one_tokenizer_for,
     policy_of,
 )
-from aligners.datamodules.rows.read_rows import Link, PairedBatch, PairReader, Plan, Prepared
+from aligners.datamodules.rows.read_rows import (
+    Link,
+    PairedBatch,
+    PairReader,
+    Plan,
+    Prepared,
+)
 from aligners.datamodules.rows.row_types import RowTypes, SeenTypes, types_of
 from aligners.datamodules.rows.token_pairs import TokenPairs
 from aligners.datamodules.text.sources import TextSource
@@ -249,7 +255,8 @@ class PairedActivations(TextModule):
             "sites": [list(pair) for pair in reader.sites],
             **self._options(),
             **super().describe(),
-            "types": types or f"rows {self.rows!r} have no types, and none are held out",
+            "types": types
+            or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
             **self.pairing.describe(self),
         }
@@ -259,7 +266,9 @@ class PairedActivations(TextModule):
         if self._other is None:
             return {}
         described = self._other.texts.describe()
-        described["dropped_as_fitted_on"] = described.get("left_out", {"texts": 0})["texts"]
+        described["dropped_as_fitted_on"] = described.get("left_out", {"texts": 0})[
+            "texts"
+        ]
         described["n_texts"] = described["n_texts"]["test"]
         return {"other_text": described}
 
@@ -302,7 +311,10 @@ class PairedActivations(TextModule):
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
-        return [(self._places_of(pair), *self.described_pair(*pair)) for pair in self.numbers]
+        return [
+            (self._places_of(pair), *self.described_pair(*pair))
+            for pair in self.numbers
+        ]
 
     def _places_of(self, pair: tuple[int, int]) -> list[int]:
         """The places of a pair along the leading axis; none of two models of a universe."""
@@ -375,7 +387,9 @@ class PairedActivations(TextModule):
 
     # ------------------------------------------------------------------ Lightning's hooks
 
-    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
+    def on_before_batch_transfer(
+        self, batch: TextBatch, dataloader_idx: int
+    ) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
         held_out = self.splits[dataloader_idx : dataloader_idx + 1] == ("test",)
         prepared = self.reader.prepare(batch, self._plan.kinds)
@@ -383,11 +397,15 @@ class PairedActivations(TextModule):
             prepared.task = self._plan.targets_of(batch)
         return prepared
 
-    def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> PairedBatch:
+    def on_after_batch_transfer(
+        self, batch: Prepared, dataloader_idx: int
+    ) -> PairedBatch:
         """Run the models where the batch is now."""
         return self.reader.read(batch)
 
-    def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
+    def loader(
+        self, split: Split, *, shuffle: bool = False, **options: Any
+    ) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
 
         Fitting texts come without the rows of held-out types, and a text with no other rows does not come at all.

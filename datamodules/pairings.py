@@ -77,13 +77,18 @@ class ManyPairs(Pairing):
         """Pair after pair, its site pairs in the user's order."""
         links = []
         for a, b in self.pairs:
-            for i, j in parse_sites(self.options["sites"], depths[a], depths[b], component):
+            for i, j in parse_sites(
+                self.options["sites"], depths[a], depths[b], component
+            ):
                 links.append(Link(a, b, i, j, f"{a}-{b}/"))
         return links
 
     def describe(self, data: PairedActivations) -> dict[str, Any]:
         """All models, and which of them are paired."""
-        return {"models": data.identities(), "pairs": [list(pair) for pair in self.pairs]}
+        return {
+            "models": data.identities(),
+            "pairs": [list(pair) for pair in self.pairs],
+        }
 
 
 def pairs_states(
@@ -114,7 +119,11 @@ def pairs_states(
     else:
         known = [tuple(pair) for pair in pairs]
     different = set(known)
-    if not known or len(different) < len(known) or different - set(permutations(every, 2)):
+    if (
+        not known
+        or len(different) < len(known)
+        or different - set(permutations(every, 2))
+    ):
         raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
             f"twice, but got {[list(pair) for pair in known]}."
@@ -138,7 +147,9 @@ class Universe(Pairing):
                 raise UserError(
                     f"A universe expects no site of a model twice, but `sites` has {own} of {self.named[number][0]}."
                 )
-            links += [Link(number, number, site, site, f"{number}-{number}/") for site in own]
+            links += [
+                Link(number, number, site, site, f"{number}-{number}/") for site in own
+            ]
         return links
 
     def check(self, models: Sequence[FrozenModel]) -> None:
@@ -189,7 +200,9 @@ def universe_states(
     check_written(sites, len(models))
     chosen = {"models": models, "sites": sites, "revisions": revisions}
     pairs = [(number, number) for number in range(len(models))]
-    return PairedActivations(Universe(with_revisions(models, revisions), chosen, pairs), **options)
+    return PairedActivations(
+        Universe(with_revisions(models, revisions), chosen, pairs), **options
+    )
 
 
 class AttentionPairs(Pairing):

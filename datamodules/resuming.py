@@ -37,7 +37,9 @@ def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
     _end(loop.batch_progress.total, done)
     _end(loop.batch_progress.current, before + 1)
     loop.batch_progress.is_last_batch = before + 1 == batches
-    loop._batches_that_stepped = done - 1  # private: the step at which Lightning's loggers write
+    loop._batches_that_stepped = (
+        done - 1
+    )  # private: the step at which Lightning's loggers write
     return divmod(done, batches)
 
 

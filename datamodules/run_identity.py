@@ -72,7 +72,9 @@ def trainer_identity(trainer: Any) -> dict[str, Any]:
     return options
 
 
-def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+def refuse_other_run(
+    then: Mapping[str, Any], now: Mapping[str, Any], what: str
+) -> None:
     """Raise if a second run may not resume a first one.
 
     Of models only their implementation of attention is compared, and nothing that the version of the first run did not
@@ -99,7 +101,9 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
         changes += _other_texts(texts, texts_now)
     for part in ("options", "trainer", "early_stopping"):
         if then[part] is not None and now[part] is not None:
-            changes += _changed(then[part], now[part], "model" if part == "options" else part)
+            changes += _changed(
+                then[part], now[part], "model" if part == "options" else part
+            )
     if changes:
         raise UserError(
             f"{what} is of a run with other data or options: {'; '.join(changes)}. To go on, give the same; for "
@@ -114,7 +118,9 @@ def _as_kept(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     """The options that decide what the data module yields. Where the texts are equal, of theirs only the seed does."""
-    options = {name: value for name, value in run["data_config"].items() if name not in FREE}
+    options = {
+        name: value for name, value in run["data_config"].items() if name not in FREE
+    }
     if equal:
         options["text"] = {"seed": options["text"]["seed"]}
     options["sites"] = run["data"].get("sites")
@@ -123,7 +129,9 @@ def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     models = run["data"].get("models") or []
     listed = models.values() if isinstance(models, dict) else models
     attention = [model.get("attention") for model in listed]
-    if any(attention):  # implementations round differently; earlier versions did not keep it
+    if any(
+        attention
+    ):  # implementations round differently; earlier versions did not keep it
         options["attn_implementation"] = attention
     return options
 
@@ -186,14 +194,20 @@ def kept_alike(then: Any, now: Any) -> Any:
             known = {key: value for key, value in now.items() if key in then}
         return {key: kept_alike(then.get(key), value) for key, value in known.items()}
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        return [kept_alike(before, after) for before, after in zip(then, now, strict=True)]
+        return [
+            kept_alike(before, after) for before, after in zip(then, now, strict=True)
+        ]
     return now
 
 
 def _other_texts(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """List the splits whose texts differ. If the first run kept no hashes, the numbers of texts are compared."""
     changes = []
-    for split, name in {"fit": "fitting", "validation": "validation", "test": "held-out"}.items():
+    for split, name in {
+        "fit": "fitting",
+        "validation": "validation",
+        "test": "held-out",
+    }.items():
         before = str(then["n_texts"][split])
         after = str(now["n_texts"][split])
         if "hashes" in then:

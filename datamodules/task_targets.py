@@ -135,7 +135,9 @@ def mask_tokens(
     return {**inputs, "input_ids": ids}, answers
 
 
-def _masked(chosen: Tensor, mask: int, vocabulary: int, draw: np.random.Generator) -> Tensor:
+def _masked(
+    chosen: Tensor, mask: int, vocabulary: int, draw: np.random.Generator
+) -> Tensor:
     """The tokens that replace the chosen ones of a text."""
     fate = draw.random(len(chosen))
     others = draw.integers(vocabulary, size=len(chosen))
@@ -209,7 +211,9 @@ def task_batch(
             model.vocabulary,
         )
         every = (masked,) * len(texts.inputs)
-        texts = TextBatch(every, texts.special, texts.text, texts.labels, number=texts.number)
+        texts = TextBatch(
+            every, texts.special, texts.text, texts.labels, number=texts.number
+        )
         return TaskBatch(texts, rows, masked_targets(answers))
     if texts.labels is None:
         raise UserError(

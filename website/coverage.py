@@ -42,7 +42,9 @@ def page() -> str:
     counts = ", ".join(f"{status}: {statuses[status]}" for status in STATUSES)
     parts = [INTRODUCTION.format(count=statuses.total(), counts=counts)]
     for paper, lines in papers.items():
-        parts.append(f"## [{paper[:-4].capitalize()} et al. {paper[-4:]}]({paper}.md)\n")
+        parts.append(
+            f"## [{paper[:-4].capitalize()} et al. {paper[-4:]}]({paper}.md)\n"
+        )
         parts.append(
             "| item | status | command and report | definition | what is lacking |\n|---|---|---|---|---|"
         )
@@ -53,9 +55,12 @@ def page() -> str:
 
 def _line(item: dict[str, Any]) -> str:
     made = [
-        f"`{name}`" for name in ([item["run"]] if "run" in item else []) + item.get("report", [])
+        f"`{name}`"
+        for name in ([item["run"]] if "run" in item else []) + item.get("report", [])
     ]
-    definitions = [f"{whose}: {item[whose]}" for whose in ("paper", "ours") if whose in item]
+    definitions = [
+        f"{whose}: {item[whose]}" for whose in ("paper", "ours") if whose in item
+    ]
     cells = (
         f"**{item['item']}** {item['shows']}",
         item["status"],

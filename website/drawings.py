@@ -28,7 +28,9 @@ def with_drawings(markdown: str, folder: Path) -> str:
         alone = STYLE.sub(
             "", (folder / found[2]).read_text(encoding="utf-8")
         )  # colours where there is no page around it
-        drawing = alone.replace("<svg ", f'<svg role="img" aria-label="{escape(found[1])}" ', 1)
+        drawing = alone.replace(
+            "<svg ", f'<svg role="img" aria-label="{escape(found[1])}" ', 1
+        )
         return f'<div class="drawing">\n{drawing}</div>'
 
     return IMAGE.sub(inline, markdown)

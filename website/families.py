@@ -9,7 +9,12 @@ import yaml
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from aligners.models import architectures
-from aligners.models.architectures import FAMILIES, REFUSED, architecture_of, known_architectures
+from aligners.models.architectures import (
+    FAMILIES,
+    REFUSED,
+    architecture_of,
+    known_architectures,
+)
 from tests.contracts.families import heads, passed
 
 __all__ = ["page", "records", "renew"]
@@ -59,7 +64,9 @@ def renew() -> None:
         versions = known.get(family, {})
         if family in CONFIG_MAPPING_NAMES:
             outcome = (
-                {"refused": REFUSED[family]} if family in REFUSED else {"passed": passed(family)}
+                {"refused": REFUSED[family]}
+                if family in REFUSED
+                else {"passed": passed(family)}
             )
             versions |= {transformers.__version__: {"date": today, **outcome}}
         written += [
@@ -86,11 +93,14 @@ def _row(name: str, tried: dict[str, dict[str, Any]]) -> str:
     version = max(tried, key=lambda version: tried[version]["date"], default=None)
     answers = [] if entry.rereads else [HEADS[head] for head in heads(name)]
     cells = [
-        CONFIG_MAPPING_NAMES.get(name, name).removesuffix("Config").removesuffix("Text"),
+        CONFIG_MAPPING_NAMES.get(name, name)
+        .removesuffix("Config")
+        .removesuffix("Text"),
         f"`{name}`",
         "those before it" if entry.causal else "the whole text",
         ", ".join(answers) or "none: its decoder reads the text again",
-        " and ".join(part for part in ("attention", "mlp") if getattr(entry, part)) or "none known",
+        " and ".join(part for part in ("attention", "mlp") if getattr(entry, part))
+        or "none known",
         ", ".join(f"`{setting}`" for setting in entry.without) or "",
         f"{version}, {tried[version]['date']}" if version else "not tested",
     ]

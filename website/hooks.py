@@ -31,7 +31,9 @@ LOG = get_plugin_logger("website")
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the generated pages where the navigation names their folder, and the repository's address into the header."""
     project = tomllib.loads(
-        Path(config.config_file_path).with_name("pyproject.toml").read_text(encoding="utf-8")
+        Path(config.config_file_path)
+        .with_name("pyproject.toml")
+        .read_text(encoding="utf-8")
     )
     config.repo_url = project["project"].get("urls", {}).get("Repository")
     config.nav = _filled(config.nav)
@@ -49,7 +51,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
     """Draw what the page shows as SVG, box its figures, and log the progress every ten pages."""
     pages = files.documentation_pages()
     number = pages.index(page.file) + 1

@@ -41,7 +41,9 @@ def _changes() -> dict[str, Callable[[Tensor], Tensor]]:
     scales = torch.logspace(
         -2, 1, WIDTH, dtype=torch.float64
     )  # so that SVCCA cuts other directions
-    signs = torch.ones(WIDTH, dtype=torch.float64).index_fill(0, torch.tensor([1, 4]), -1)
+    signs = torch.ones(WIDTH, dtype=torch.float64).index_fill(
+        0, torch.tensor([1, 4]), -1
+    )
     return {
         "rotation": lambda rows: rows @ torch.linalg.qr(square).Q,
         "one scale": lambda rows: 3 * rows,
@@ -62,14 +64,22 @@ def unchanged(measure: Callable[[Tensor, Tensor], Tensor]) -> dict[str, str]:
     generator = torch.Generator().manual_seed(0)
     x, noise = (draw(ROWS, WIDTH, generator) + 1 for _ in range(2))
     y = x + noise
-    said = {(True, True): "both", (True, False): "X", (False, True): "Y", (False, False): "–"}
+    said = {
+        (True, True): "both",
+        (True, False): "X",
+        (False, True): "Y",
+        (False, False): "–",
+    }
     value = measure(x[None], y[None])
 
     def same(other: Tensor) -> bool:
         return bool((other - value).abs().max() < SAME)
 
     return {
-        name: said[same(measure(change(x)[None], y[None])), same(measure(x[None], change(y)[None]))]
+        name: said[
+            same(measure(change(x)[None], y[None])),
+            same(measure(x[None], change(y)[None])),
+        ]
         for name, change in _changes().items()
     }
 
@@ -80,7 +90,8 @@ def page() -> str:
     sources = [_source(measure) for measure in measures]
     functions = {**MEASURES, "r2_cca": r2_cca, "r2_svcca": r2_svcca}
     functions |= {
-        f"{each.__name__}_standardised": partial(each, standardised=True) for each in (svcca, pwcca)
+        f"{each.__name__}_standardised": partial(each, standardised=True)
+        for each in (svcca, pwcca)
     }
     tried = [
         [_name(each), *unchanged(functions[each.name]).values()]
@@ -90,7 +101,9 @@ def page() -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            *_table(["measure", "symmetric", "computed from", "fitted to the rows"], sources),
+            *_table(
+                ["measure", "symmetric", "computed from", "fitted to the rows"], sources
+            ),
             INVARIANCES,
             *_table(["measure", *_changes()], tried),
             "",
@@ -114,4 +127,6 @@ def _name(measure: Measure) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+    return [
+        f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)
+    ]

@@ -78,7 +78,9 @@ def _place(name: str) -> str:
 
 
 def _page(name: str, folder: Path) -> str:
-    modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    modules = sorted(
+        path.stem for path in folder.glob("*.py") if path.stem != "__init__"
+    )
     sections = [f"## {module}\n\n::: {name}.{module}\n" for module in modules]
     return "\n".join([f"# {name}\n", *sections])
 
@@ -88,7 +90,10 @@ def _page_of_api() -> str:
     groups = {title: list(names) for title, names in OF_API.items()}
     named = {name for names in groups.values() for name in names}
     groups["More"] = [name for name in api.__all__ if name not in named]
-    lines = ["# aligners.api\n", "Explained with examples in [From Python](../../python.md).\n"]
+    lines = [
+        "# aligners.api\n",
+        "Explained with examples in [From Python](../../python.md).\n",
+    ]
     for title, names in groups.items():
         lines.append(f"## {title}\n")
         lines += [_entry_of_api(name) for name in names]

@@ -25,7 +25,12 @@ def nav() -> list[Any]:
 
 def pages() -> dict[str, str]:
     """A page for each command, and one that lists them."""
-    lines = ["# Options", "", "Every option may stand in a YAML file as well: `--config FILE`.", ""]
+    lines = [
+        "# Options",
+        "",
+        "Every option may stand in a YAML file as well: `--config FILE`.",
+        "",
+    ]
     made: dict[str, str] = {}
     for script, names in COMMANDS.items():
         lines += [f"## {script}.py", "", "| command | what it does |", "|---|---|"]
@@ -44,7 +49,11 @@ def _page(script: str, name: str) -> str:
     parser = find(script, name).parser()
     lines = [f"# `{script}.py {name}`", "", _escaped(parser.description or ""), ""]
     for group in parser._action_groups:
-        entries = [entry for action in group._group_actions if (entry := _entry(action, parser))]
+        entries = [
+            entry
+            for action in group._group_actions
+            if (entry := _entry(action, parser))
+        ]
         if entries:
             lines += [f"## {_escaped(_title(group))}", "", *entries]
     return "\n".join(lines)
@@ -58,9 +67,15 @@ def _title(group: Any) -> str:
 def _entry(action: Any, parser: ArgumentParser) -> str | None:
     """An option as an entry of a definition list; None for one that only shows help or loads a part of a file."""
     shown = [
-        each for each in action.option_strings if each.startswith("--") and not each.endswith("+")
+        each
+        for each in action.option_strings
+        if each.startswith("--") and not each.endswith("+")
     ] or [action.dest]
-    if action.help in (None, HIDDEN) or shown[0] == "--help" or type(action).__name__ in _ASIDE:
+    if (
+        action.help in (None, HIDDEN)
+        or shown[0] == "--help"
+        or type(action).__name__ in _ASIDE
+    ):
         return None
     said = _escaped(" ".join(action.help.split()).rstrip("."))
     default = (

@@ -50,7 +50,9 @@ def executed(path: Path, number: int = 1, count: int = 1) -> NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell raised an error.
     """
     for name in MODEL.findall(path.read_text(encoding="utf-8")):
-        load(name)  # made now if it is new, so that the page shows no training of models
+        load(
+            name
+        )  # made now if it is new, so that the page shows no training of models
     notebook, begun = jupytext.read(path), time.monotonic()
 
     def show(cell: NotebookNode, cell_index: int) -> None:
@@ -66,14 +68,22 @@ def executed(path: Path, number: int = 1, count: int = 1) -> NotebookNode:
         on_cell_start=show,
     )
     # The kernel warns of its own connection. Pictures are sharp on screens of a high density, too.
-    client.extra_arguments = ["--log-level=ERROR", "--InlineBackend.rc={'figure.dpi': 144}"]
+    client.extra_arguments = [
+        "--log-level=ERROR",
+        "--InlineBackend.rc={'figure.dpi': 144}",
+    ]
     search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     client.execute(env={**os.environ, "PYTHONPATH": search})
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell["outputs"] = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell["outputs"] = [
+                output for output in cell.outputs if output.get("name") != "stderr"
+            ]
     notebook, _ = CoalesceStreamsPreprocessor().preprocess(notebook, {})
-    notebook.metadata["run"] = {"seconds": round(time.monotonic() - begun), "machine": _machine()}
+    notebook.metadata["run"] = {
+        "seconds": round(time.monotonic() - begun),
+        "machine": _machine(),
+    }
     return _numbered(notebook)
 
 
@@ -84,11 +94,16 @@ def page(name: str, notebook: NotebookNode) -> tuple[str, dict[str, bytes]]:
         The text, and its pictures by their names.
     """
     text, resources = MarkdownExporter().from_notebook_node(notebook)
-    pictures = {f"{name}_{own}": picture for own, picture in resources["outputs"].items()}
+    pictures = {
+        f"{name}_{own}": picture for own, picture in resources["outputs"].items()
+    }
     for own in resources["outputs"]:
         text = text.replace(f"({own})", f"({name}_{own})")
     title, _, rest = _described(text).lstrip().partition("\n")
-    seconds, machine = notebook.metadata["run"]["seconds"], notebook.metadata["run"]["machine"]
+    seconds, machine = (
+        notebook.metadata["run"]["seconds"],
+        notebook.metadata["run"]["machine"],
+    )
     taken = f"{seconds // 60}:{seconds % 60:02}"
     return title + "\n" + NOTE.format(
         name=name, command=COMMAND, seconds=taken, machine=machine
@@ -131,7 +146,9 @@ def with_words(path: Path, notebook: NotebookNode) -> NotebookNode | None:
     script = jupytext.read(path)
     if _code(script) != _code(notebook):
         return None
-    outputs = iter([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+    outputs = iter(
+        [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    )
     for cell in script.cells:
         if cell.cell_type == "code":
             cell["outputs"] = next(outputs)
@@ -157,7 +174,9 @@ def _machine() -> str:
     """The cores and the processor of this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        processor = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+        processor = next(
+            line.partition(": ")[2] for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         processor = platform.machine()
     return f"{os.cpu_count()} cores ({processor.replace('(R)', '')})"

@@ -27,5 +27,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from aligners.api import model_states, model_updates
 
-        return getattr(model_states if name in model_states.__all__ else model_updates, name)
+        return getattr(
+            model_states if name in model_states.__all__ else model_updates, name
+        )
     raise AttributeError(f"module 'aligners.api' has no attribute {name!r}")

@@ -32,7 +32,10 @@ class Ridge(ArrayMap, aligner=banks.Ridge):
 
     def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
         first = x.shape[1] * 9 // 10
-        return [moments_of(x[:, rows], y[:, rows]) for rows in (slice(first), slice(first, None))]
+        return [
+            moments_of(x[:, rows], y[:, rows])
+            for rows in (slice(first), slice(first, None))
+        ]
 
 
 class Procrustes(ArrayMap, aligner=banks.Procrustes):

@@ -51,7 +51,10 @@ def column_names(given: Array) -> list[str]:
 
 
 def rows(
-    given: Array, name: str, width: int | None = None, sites: Sequence[Hashable] | None = None
+    given: Array,
+    name: str,
+    width: int | None = None,
+    sites: Sequence[Hashable] | None = None,
 ) -> Tensor:
     """Rows as a tensor (S, N, d), detached; half precision becomes float32, and whole numbers float64.
 
@@ -127,7 +130,9 @@ def check_paired(x: Tensor, y: Tensor) -> None:
             )
 
 
-def as_given(result: Tensor, given: Array, sites: Sequence[Hashable] | None = None) -> Any:
+def as_given(
+    result: Tensor, given: Array, sites: Sequence[Hashable] | None = None
+) -> Any:
     """A result (S, N, d) in the form, and of the kind, data type and device, of what was given.
 
     Args:

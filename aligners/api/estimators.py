@@ -8,7 +8,15 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    cast,
+    dataclass_transform,
+)
 
 import numpy as np
 import torch
@@ -86,7 +94,9 @@ class ArrayMap:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The options by name; `deep` is there for scikit-learn, and changes nothing."""
-        return {name: value for name, value in vars(self).items() if name.strip("_") == name}
+        return {
+            name: value for name, value in vars(self).items() if name.strip("_") == name
+        }
 
     def set_params(self, **options: Any) -> Self:
         """Set options, for the next `fit`.
@@ -198,7 +208,13 @@ class ArrayMap:
         taken = take_places(bank, place).to(self.mean_y_.device)
         like = getattr(self, "coef_", None)
         one = copy(self)
-        one._keep(taken, self.mean_y_[place], None, like, getattr(self, "feature_names_in_", ()))
+        one._keep(
+            taken,
+            self.mean_y_[place],
+            None,
+            like,
+            getattr(self, "feature_names_in_", ()),
+        )
         return one
 
     @property
@@ -242,7 +258,9 @@ class ArrayMap:
         save_bank(stored, Path(path))
 
     @classmethod
-    def load(cls, path: Path | str, name: str | None = None, *, route: str = "0_1") -> Self:
+    def load(
+        cls, path: Path | str, name: str | None = None, *, route: str = "0_1"
+    ) -> Self:
         """Read a map that `save` wrote, or one that `train.py fit` has fitted, onto the CPU. Nothing in it is run.
 
         `ArrayMap.load` reads any map, as what it is: `Linear.load` reads no other.
@@ -268,9 +286,15 @@ class ArrayMap:
         if not stored.maps.get(route):
             stored = load_bank(path, arrays=True)  # to say what there is
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
-        held = {key: bank for key, bank in stored.maps[route].items() if isinstance(bank, kind)}
+        held = {
+            key: bank
+            for key, bank in stored.maps[route].items()
+            if isinstance(bank, kind)
+        }
         if not held:
-            classes = ", ".join(type(bank).__name__ for bank in stored.maps[route].values())
+            classes = ", ".join(
+                type(bank).__name__ for bank in stored.maps[route].values()
+            )
             raise UserError(
                 f"Expected {path} to hold a map of class {kind.__name__}, but got {classes}."
             )
@@ -286,12 +310,20 @@ class ArrayMap:
         else:
             mean_y = stored.moments.swap().mean_y
         ready = cast(Self, _estimator(bank, stored.data.get("options", bank.options())))
-        ready._keep(bank, mean_y, _sites_of(stored, route), None, stored.data.get("columns", ()))
+        ready._keep(
+            bank, mean_y, _sites_of(stored, route), None, stored.data.get("columns", ())
+        )
         return ready
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn, which alone asks, has to know of a map: a regressor with several outputs."""
-        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags, TransformerTags
+        from sklearn.utils import (
+            InputTags,
+            RegressorTags,
+            Tags,
+            TargetTags,
+            TransformerTags,
+        )
 
         target = TargetTags(
             required=True, two_d_labels=True, multi_output=True, single_output=False
@@ -425,13 +457,17 @@ class TrainedMap(ArrayMap):
 
         check_range(least=1, steps=self.steps, rows_a_step=self.rows_a_step)
         check_range(above=0, learning_rate=self.learning_rate)
-        options = self._options("aligner", *(field.name for field in fields(TrainedMap)))
+        options = self._options(
+            "aligner", *(field.name for field in fields(TrainedMap))
+        )
         return seeded(partial(self.aligner, **options), self.seed, sites, d_x, d_y)
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         from aligners.fitting.alignment import Alignment
 
-        optimizer = partial(torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True)
+        optimizer = partial(
+            torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True
+        )
         like = Alignment(optimizer=optimizer)
         batch = min(self.rows_a_step, x.shape[1])
         diverged = like.train_on_rows(bank, x, y, self.steps, batch, self.seed)

@@ -171,7 +171,9 @@ def measure(name: str, x: Array, y: Array) -> float:
     Raises:
         ValueError: there is no such measure, or it needs more than rows: attention weights.
     """
-    known = {known: entry for known, entry in catalogue().items() if entry.family in FAMILIES}
+    known = {
+        known: entry for known, entry in catalogue().items() if entry.family in FAMILIES
+    }
     check_known(known, name=name)
     chosen = known[name]
 

@@ -17,7 +17,12 @@ from aligners.api.array_maps import ArrayMap
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.rows.far import SAMPLE_TEXTS, FarRows, FarSample, Reach
-from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
+from aligners.datamodules.rows.policies import (
+    PAIRS_TOKENS,
+    RowKind,
+    policy_of,
+    rows_of_each,
+)
 from aligners.datamodules.rows.read_rows import read_rows
 from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.datamodules.text.loading import load_texts
@@ -26,7 +31,12 @@ from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokens, t
 from aligners.errors import UserError, check_known, check_range
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.routes import gives_answers
-from aligners.injection.scoring.task_scores import agreement, check_labels, chosen, unit_answers
+from aligners.injection.scoring.task_scores import (
+    agreement,
+    check_labels,
+    chosen,
+    unit_answers,
+)
 from aligners.models.model import FrozenModel
 
 __all__ = ["Injected", "TextSource", "inject", "load", "load_texts", "states"]
@@ -61,7 +71,11 @@ class Injected(NamedTuple):
 
 
 def load(
-    model: Model, *, device: str = "cpu", dtype: str = "float32", text: TextSource | None = None
+    model: Model,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    text: TextSource | None = None,
 ) -> FrozenModel:
     """Load a model once, for many calls of `states` and `inject`.
 
@@ -150,7 +164,9 @@ def states(
                 f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}."
             )
         selected = rows_of_each(batch, RowKind(rows))
-        for part, frozen, inputs, places in zip(parts, models, batch.inputs, selected, strict=True):
+        for part, frozen, inputs, places in zip(
+            parts, models, batch.inputs, selected, strict=True
+        ):
             placed = {name: value.to(frozen.device) for name, value in inputs.items()}
             read = read_rows(frozen, placed, sites, places.to(frozen.device))
             _check_finite(frozen, sites, read)
@@ -200,7 +216,9 @@ def _far(
             become = "are left out"
         among = f"{int(far.sum())} of {len(far)} rows"
         known = "; ".join(dict.fromkeys(where))
-        logger.warning("Caution: %s are far from all others: %s. They %s.", among, known, become)
+        logger.warning(
+            "Caution: %s are far from all others: %s. They %s.", among, known, become
+        )
     return far
 
 
@@ -251,7 +269,9 @@ def inject(
     mapped = map.transform if isinstance(map, ArrayMap) else map
 
     reaches = []
-    read = partial(states, batch_size=batch_size, max_length=max_length, far_rows=far_rows)
+    read = partial(
+        states, batch_size=batch_size, max_length=max_length, far_rows=far_rows
+    )
     for frozen, place in ((source, of_x), (target, of_y)):
         sample = read(frozen, texts[:SAMPLE_TEXTS], [place])  # which says what is far
         if far_rows == "leave_out":
@@ -266,7 +286,9 @@ def inject(
             check_labels(target, batch.labels, "labels")
         elif not scored:  # how well they answer is not said
             batch = replace(batch, labels=torch.zeros_like(batch.text))
-        task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(target.device)
+        task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(
+            target.device
+        )
         scores = _scores(source, target, (of_x, of_y), mapped, task, reaches)
         for name, values in scores.items():
             sums[name] = sums.get(name, 0) + values.double().sum()
@@ -285,7 +307,9 @@ def inject(
 
 def _self_test(model: FrozenModel, batch: TextBatch) -> None:
     """Raise unless injecting what was read changes nothing on a few texts."""
-    few = {name: part[:SELF_TEST].to(model.device) for name, part in batch.inputs_x.items()}
+    few = {
+        name: part[:SELF_TEST].to(model.device) for name, part in batch.inputs_x.items()
+    }
     model.self_test(few)
 
 
@@ -305,7 +329,9 @@ def _scores(
             f"{tuple(states.shape)}."
         )
     for model, at, reach in reaches:
-        far = reach.beyond(read_rows(model, task.inputs, [at], task.rows)).to(states.device)
+        far = reach.beyond(read_rows(model, task.inputs, [at], task.rows)).to(
+            states.device
+        )
         own = read_rows(target, task.inputs, [site[1]], task.rows)[0]
         states = own.where(far[:, None], states)
     own_logits = chosen(target.logits(task.inputs), task.targets)
@@ -322,7 +348,12 @@ def _scores(
 
 
 def _check(
-    source: FrozenModel, target: FrozenModel, texts: Sequence[str], longest: int, *, labelled: bool
+    source: FrozenModel,
+    target: FrozenModel,
+    texts: Sequence[str],
+    longest: int,
+    *,
+    labelled: bool,
 ) -> None:
     if target.task is None or target.regression:
         why = target.no_task
@@ -396,13 +427,17 @@ def tokenised(
         columns["label"] = [int(label) for label in labels]
     split = datasets.Dataset.from_dict(columns)
     length = min(longest, *(model.max_length or longest for model in models))
-    tokenizers: list[PreTrainedTokenizerBase] = []  # one object for those that make the same tokens
+    tokenizers: list[
+        PreTrainedTokenizerBase
+    ] = []  # one object for those that make the same tokens
     for model in models:
         if model.tokenizer is None:
             raise UserError(
                 f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer)."
             )
-        same = [t for t in tokenizers if same_tokens(t, model.tokenizer, [split], length)]
+        same = [
+            t for t in tokenizers if same_tokens(t, model.tokenizer, [split], length)
+        ]
         tokenizers.append(same[0] if same else model.tokenizer)
 
     with _without_bars():
@@ -423,7 +458,9 @@ def _check_texts(texts: Any) -> None:
         if not isinstance(text, str):
             got = f"a list with a {type(text).__name__}"
     if got:
-        raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
+        raise UserError(
+            f"Expected `texts` as a list of one or more strings, but got {got}."
+        )
 
 
 @contextmanager

@@ -176,6 +176,8 @@ def steer(
     batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
     steered.measure_units(batches)
     sums = [steered.sums(batch) for batch in batches]
-    table = {name: torch.cat([part[name] for part in sums], -1).cpu() for name in sums[0]}
+    table = {
+        name: torch.cat([part[name] for part in sums], -1).cpu() for name in sums[0]
+    }
     equal = steering.at_equal_cost(steered, table, equal_kl, seed)
     return Steered(steering.curve(steered, table, seed), equal)

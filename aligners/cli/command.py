@@ -102,7 +102,9 @@ class Command:
         self._add_parts(parser)
         traceback = "Show the traceback of every error, also of those that you can fix."
         for name, help_line in {**self.flags, "traceback": traceback}.items():
-            parser.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=help_line)
+            parser.add_argument(
+                f"--{name}", action="store_true", default=SUPPRESS, help=help_line
+            )
         parser.set_defaults(dict(self.defaults))
         return parser
 
@@ -111,12 +113,16 @@ class Command:
             return
         about = "New folder for this run: config, logs, checkpoints, report."
         default = f"Default: runs/{self.kind}-<date>-<time>."
-        parser.add_argument("--run", type=Path | None, default=None, help=f"{about} {default}")
+        parser.add_argument(
+            "--run", type=Path | None, default=None, help=f"{about} {default}"
+        )
         parser.add_class_arguments(RunOptions, None)
 
     def _add_own(self, parser: ArgumentParser, *, positional: bool) -> None:
         """Add the arguments of the function, and of the classes whose arguments become options."""
-        parser.add_function_arguments(self.work, as_group=False, as_positional=positional, skip={1})
+        parser.add_function_arguments(
+            self.work, as_group=False, as_positional=positional, skip={1}
+        )
         for options in self.options:
             parser.add_class_arguments(
                 options,
@@ -132,9 +138,13 @@ class Command:
         if self.data is not None:
             parts["data"] = _class_of(self.data)
         for name, part in parts.items():
-            parser.add_class_arguments(part, name, skip=set(self.skip), sub_configs=True)
+            parser.add_class_arguments(
+                part, name, skip=set(self.skip), sub_configs=True
+            )
         if self.data is not None:
-            parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
+            parser.add_class_arguments(
+                pl.Trainer, "trainer", instantiate=False, sub_configs=True
+            )
             parser.set_defaults({"trainer.enable_checkpointing": False})
 
 
@@ -246,7 +256,12 @@ class Run:
         options: Namespace,
         words: Sequence[str] = (),
     ) -> None:
-        self.command, self.parser, self.options, self.words = command, parser, options, words
+        self.command, self.parser, self.options, self.words = (
+            command,
+            parser,
+            options,
+            words,
+        )
 
     @cached_property
     def made(self) -> Namespace:
@@ -259,7 +274,9 @@ class Run:
         if seed is not False:
             check_range(least=0, most=LARGEST_SEED, seed_everything=seed)
             wanted = None if seed is True else seed
-            self.options.seed_everything = pl.seed_everything(wanted, workers=True, verbose=False)
+            self.options.seed_everything = pl.seed_everything(
+                wanted, workers=True, verbose=False
+            )
         made = self.parser.instantiate(self.options)
         self.command.check(made)
         return made
@@ -278,7 +295,9 @@ class Run:
             ValueError: the checkpoint has options that this version does not know.
         """
         left_out = ("batch_size", *NOT_OF_FILES)  # the first affects nothing but speed
-        defaults = {name: value for name, value in config.items() if name not in left_out}
+        defaults = {
+            name: value for name, value in config.items() if name not in left_out
+        }
         try:
             self.parser.set_defaults(
                 {f"data.{name}": value for name, value in flat(defaults).items()}
@@ -291,7 +310,9 @@ class Run:
         self.options = self.parser.parse_args(self.words)
         store = config.get("store")
         if store and not self.options.data.get("store") and folders.rank() == 0:
-            tell(f"The states of the fit are kept in {store}: `--data.store {store}` reads them.")
+            tell(
+                f"The states of the fit are kept in {store}: `--data.store {store}` reads them."
+            )
 
     def check_begun(self) -> None:
         """Raise unless the folder that `--run` names was begun with these options.
@@ -310,7 +331,9 @@ class Run:
         Raises:
             ValueError: another command has claimed the folder, or it cannot be written to.
         """
-        self.folder = folders.new_run_folder(self.options.run, self.command.kind or "", begun=begun)
+        self.folder = folders.new_run_folder(
+            self.options.run, self.command.kind or "", begun=begun
+        )
         let_write(self.folder)
         if folders.rank() == 0:
             folders.claim(self.folder, self.parser.dump(self.options), begun=begun)
@@ -333,7 +356,9 @@ class Run:
         if folders.rank() == 0:
             self._claim_checkpoints(resumed and Path(resumed))
         self.settings = dict(vars(trainer))
-        self.settings["use_distributed_sampler"] = False  # data modules divide batches among ranks
+        self.settings["use_distributed_sampler"] = (
+            False  # data modules divide batches among ranks
+        )
         if trainer.logger in (None, True):
             self.settings["logger"] = self._new_loggers(number, begun=begun)
         if trainer.default_root_dir is None:  # for files that no logger has a place for
@@ -353,7 +378,9 @@ class Run:
     def _new_loggers(self, number: str | None, *, begun: bool) -> list[Logger]:
         """The loggers of the run, whose number at W&B is that of an interrupted one, or a new one."""
         place = self.folder
-        if begun:  # another folder, as a logger deletes the files that it finds in its own
+        if (
+            begun
+        ):  # another folder, as a logger deletes the files that it finds in its own
             times = len(list(self.folder.glob("resumed-*")))
             place = self.folder / f"resumed-{times + 1}"
         number = new_number(self.folder, number) if folders.rank() == 0 else None
@@ -363,7 +390,9 @@ class Run:
         """Give W&B the options now, and at the end what the run has used and left."""
         written = yaml.safe_load(self.parser.dump(self.options))
         experiment.config.update(written, allow_val_change=True)
-        _at_the_end.append(partial(tell_wandb, experiment, self.folder, self.options, self.made))
+        _at_the_end.append(
+            partial(tell_wandb, experiment, self.folder, self.options, self.made)
+        )
 
     def resumed_by(self) -> dict[str, Path] | None:
         """Options of a command that goes on where this training was stopped; None if nothing is saved."""
@@ -414,22 +443,35 @@ class Run:
             settings["plugins"] = [*settings["plugins"], WholeCheckpoints()]
         try:
             return pl.Trainer(**settings)
-        except (TypeError, ValueError) as error:  # another type of `devices`, or no such strategy
-            raise UserError(f"Lightning's Trainer does not take these options: {error}") from error
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # another type of `devices`, or no such strategy
+            raise UserError(
+                f"Lightning's Trainer does not take these options: {error}"
+            ) from error
 
     def training(self, *callbacks: pl.Callback) -> pl.Trainer:
         """Make a Trainer that keeps each site's best parameters and saves the maps."""
         return self.trainer(
-            self.made.early_stopping, self.made.checkpoint.inside(self.folder), *callbacks
+            self.made.early_stopping,
+            self.made.checkpoint.inside(self.folder),
+            *callbacks,
         )
 
     def fit(self, trainer: pl.Trainer) -> None:
         """Train what the options describe. Only tensors and plain values are read from a checkpoint."""
         built, resumed = self.made, self.options.ckpt_path
-        trainer.fit(built.model, datamodule=built.data, ckpt_path=resumed, weights_only=True)
+        trainer.fit(
+            built.model, datamodule=built.data, ckpt_path=resumed, weights_only=True
+        )
 
     def test(
-        self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any
+        self,
+        evaluation: pl.LightningModule,
+        kind: str,
+        *callbacks: pl.Callback,
+        **options: Any,
     ) -> None:
         """Test a LightningModule on this run's data, and report.
 
@@ -443,7 +485,11 @@ class Run:
         trainer.test(evaluation, datamodule=self.made.data, verbose=False)
 
     def read(
-        self, evaluation: pl.LightningModule, measure: Callable[[], None], kind: str, **changes: Any
+        self,
+        evaluation: pl.LightningModule,
+        measure: Callable[[], None],
+        kind: str,
+        **changes: Any,
     ) -> None:
         """Let a LightningModule read this run's data, measure, and report.
 
@@ -466,7 +512,11 @@ def can_build(kind: Callable[..., Any]) -> Callable[[Namespace], object]:
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
     """Select the options that a function or class takes as arguments."""
-    return {name: options[name] for name in signature(function).parameters if name in options}
+    return {
+        name: options[name]
+        for name in signature(function).parameters
+        if name in options
+    }
 
 
 def _listed(given: Any) -> list[Any]:

@@ -34,22 +34,34 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
 
     for number, step in enumerate(steps, 1):
         left = time_left(
-            sum(step["seconds"] for step in steps[number - 1 :]), done, time.monotonic() - begun
+            sum(step["seconds"] for step in steps[number - 1 :]),
+            done,
+            time.monotonic() - begun,
         )
-        tell(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.")
+        tell(
+            f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all."
+        )
         run = folder / step["run"]
-        script, *words = (word.format(folder=folder) for word in step["command"].split())
+        script, *words = (
+            word.format(folder=folder) for word in step["command"].split()
+        )
         try:
             table.run_script(script, [*words, "--run", str(run)])
         finally:
             end_run(run)
         done += step["seconds"]
         if script == "evaluate":
-            reports.append(json.loads((run / "report.json").read_text(encoding="utf-8"))["rows"])
+            reports.append(
+                json.loads((run / "report.json").read_text(encoding="utf-8"))["rows"]
+            )
         if (picture := run / "penalty.png").is_file():
             tell(f"\nThe picture: {picture}")
             open_where_there_is_a_desktop(picture)
-    tell("\n".join(["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]))
+    tell(
+        "\n".join(
+            ["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]
+        )
+    )
     tell(f"Full report, with intervals: {folder / 'report' / 'report.html'}")
 
 

@@ -19,7 +19,9 @@ MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
-LONGEST_EXIT = 30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever
+LONGEST_EXIT = (
+    30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever
+)
 _resuming: list[str] = []  # what the user can do once a signal has ended this process
 
 
@@ -41,7 +43,11 @@ def ended_by_signals() -> Iterator[None]:
         raise Terminated(128 + number)
 
     main = threading.current_thread() is threading.main_thread()
-    ours = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    ours = [
+        number
+        for number in ENDING
+        if main and signal.getsignal(number) is signal.SIG_DFL
+    ]
     for number in ours:
         signal.signal(number, end)
     try:
@@ -87,12 +93,16 @@ def _typed_with(changed: Mapping[str, object]) -> str:
             kept += [f"--{name}", str(value)]
     if not script.endswith(".py"):
         return shlex.join([os.path.basename(script), *kept])
-    active = os.path.dirname(shutil.which("python") or "") == os.path.dirname(sys.executable)
+    active = os.path.dirname(shutil.which("python") or "") == os.path.dirname(
+        sys.executable
+    )
     return shlex.join(["python" if active else sys.executable, script, *kept])
 
 
 @contextmanager
-def early_endings(*, traceback: bool = False, again: str | None = None) -> Iterator[None]:
+def early_endings(
+    *, traceback: bool = False, again: str | None = None
+) -> Iterator[None]:
     """End the process with a message and an exit status on Ctrl-C, SIGTERM, and errors that the user can fix.
 
     All other errors are our own fault and keep their traceback. Of several ranks, only the first reports. Any other
@@ -110,9 +120,15 @@ def early_endings(*, traceback: bool = False, again: str | None = None) -> Itera
     except KeyboardInterrupt:
         _end("Stopped by Ctrl-C.", INTERRUPTED, parent)
     except Terminated as end:
-        _end(f"Stopped by {signal.Signals(int(str(end)) - 128).name}.", int(str(end)), parent)
+        _end(
+            f"Stopped by {signal.Signals(int(str(end)) - 128).name}.",
+            int(str(end)),
+            parent,
+        )
     except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # how Lightning leaves on Ctrl-C
+        if isinstance(
+            end.__context__, KeyboardInterrupt
+        ):  # how Lightning leaves on Ctrl-C
             _end("Stopped by Ctrl-C.", INTERRUPTED, parent)
         if type(end).__name__ == "SIGTERMException":  # Lightning's, which has no status
             _end("Stopped by SIGTERM.", TERMINATED, parent)
@@ -132,9 +148,14 @@ def what_to_mend(error: Exception) -> str | None:
     The user can fix options and data that our code rejects, Trainer options that Lightning rejects, and files that
     cannot be read or written.
     """
-    if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":
+    if (
+        isinstance(error, UserError)
+        or type(error).__name__ == "MisconfigurationException"
+    ):
         return str(error)
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
+    if isinstance(error, OSError) and (
+        error.filename is not None or error.errno in FULL
+    ):
         place = "" if error.filename is None else f" {error.filename}"
         return f"Cannot read or write{place}: {error.strerror}."
     return None
@@ -145,7 +166,9 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
         threading.Thread(target=_exit_in_time, args=[status], daemon=True).start()
     if _rank() == 0:
         _stop_further_ranks()
-        further = _resuming or ([] if status == MENDABLE else ["There is nothing to resume."])
+        further = _resuming or (
+            [] if status == MENDABLE else ["There is nothing to resume."]
+        )
         print(visible(message), *further, sep="\n", file=sys.stderr)
     elif not _ends(parent) and status == MENDABLE:
         print(visible(f"On rank {_rank()}: {message}"), file=sys.stderr)
@@ -178,5 +201,7 @@ def _ends(parent: int) -> bool:
 def _stop_further_ranks() -> None:
     """Kill the processes that Lightning started: they would wait for the first rank, or add tracebacks of their own."""
     for thread in threading.enumerate():
-        for process in getattr(thread, "_child_processes", ()):  # of Lightning's thread for them
+        for process in getattr(
+            thread, "_child_processes", ()
+        ):  # of Lightning's thread for them
             process.kill()

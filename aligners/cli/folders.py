@@ -10,7 +10,13 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.log import RUN_LOG, end_log, log_to
 from aligners.errors import UserError
-from aligners.files.atomic import let_write, lock, refusing_folder, remove_unfinished, write_text
+from aligners.files.atomic import (
+    let_write,
+    lock,
+    refusing_folder,
+    remove_unfinished,
+    write_text,
+)
 from aligners.files.shared_folder import FILE_ENDINGS
 
 CONFIG = "config.yaml"
@@ -110,7 +116,9 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
         folder.mkdir(parents=True, exist_ok=True)
         owner = folder / OWNER
         file = _locked(owner, "checkpoint.folder")
-        there = sorted(path.name for path in folder.iterdir() if path.suffix in FILE_ENDINGS)
+        there = sorted(
+            path.name for path in folder.iterdir() if path.suffix in FILE_ENDINGS
+        )
         if there and (resumed is None or resumed.resolve().parent != folder.resolve()):
             os.close(file)
             raise UserError(
@@ -133,7 +141,9 @@ def interrupted_run(checkpoint: str | None) -> Path | None:
         return None
     folder = path if path.is_dir() else path.parent
     owner = folder / OWNER
-    return Path(owner.read_text(encoding="utf-8").strip()) if owner.is_file() else folder
+    return (
+        Path(owner.read_text(encoding="utf-8").strip()) if owner.is_file() else folder
+    )
 
 
 def goes_on_from(folder: Path, checkpoints: Path | None = None) -> Path | None:
@@ -172,7 +182,9 @@ def tidy(folder: Path) -> None:
     """
     if not is_begun(folder):
         return
-    with suppress(OSError, ValueError):  # it cannot be written to, or another command has it
+    with suppress(
+        OSError, ValueError
+    ):  # it cannot be written to, or another command has it
         lock = _locked(folder / CONFIG)
         try:
             remove_unfinished(folder)

@@ -24,7 +24,9 @@ from aligners.studies.executors import cpu_cores
 logger = logging.getLogger(__name__)
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 FREE = tuple(
-    yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8"))
+    yaml.safe_load(
+        Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")
+    )
 )
 
 
@@ -222,7 +224,8 @@ def check_begun(folder: Path, options: Mapping[str, Any]) -> None:
     differences = [name for name in names if begun.get(name) != now.get(name)]
     if differences:
         listed = "; ".join(
-            f"{name} was {begun.get(name)!r} and is {now.get(name)!r}" for name in differences[:4]
+            f"{name} was {begun.get(name)!r} and is {now.get(name)!r}"
+            for name in differences[:4]
         )
         raise UserError(
             f"Expected the options with which {folder} was begun, but got others: {listed}. Give the same options to "
@@ -235,5 +238,7 @@ def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flattened: dict[str, Any] = {}
     for name, value in options.items():
         nested = isinstance(value, dict) and name != "labels"
-        flattened |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+        flattened |= (
+            flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+        )
     return flattened

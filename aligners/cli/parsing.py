@@ -27,11 +27,19 @@ from aligners.cli.trusted import (
 from aligners.cli.words import KINDS
 from aligners.errors import UserError, did_you_mean
 
-TYPES = {**KINDS, "str": "a text", "dict": "names and values such as {a: b}", "NoneType": ""}
+TYPES = {
+    **KINDS,
+    "str": "a text",
+    "dict": "names and values such as {a: b}",
+    "NoneType": "",
+}
 LIST = "a list such as [a, b]"  # any other type
-TYPE = re.compile(r"Expected an? (?:<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*?)\])")
+TYPE = re.compile(
+    r"Expected an? (?:<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*?)\])"
+)
 VALUE = re.compile(
-    r"(?:Got|Given) value: (?:NestedArg\(.*val=)?'?(.*?)(?:'?\)?$|\. Got value)", re.MULTILINE
+    r"(?:Got|Given) value: (?:NestedArg\(.*val=)?'?(.*?)(?:'?\)?$|\. Got value)",
+    re.MULTILINE,
 )
 UNKNOWN = re.compile(
     r"(?:unrecognized arguments:|Option|Group '([\w.]+)' does not accept option) '?([^\s']+)"
@@ -59,7 +67,9 @@ class OptionParser(ArgumentParser):
         added = super().add_class_arguments(*given, **options)
         for action in actions_of(self):
             hint = hint_of(action)
-            if get_origin(hint) in (Union, UnionType) and {int, float} <= {*get_args(hint)}:
+            if get_origin(hint) in (Union, UnionType) and {int, float} <= {
+                *get_args(hint)
+            }:
                 others = [kind for kind in get_args(hint) if kind not in (int, float)]
                 action._typehint = reduce(or_, others, int | float)
         return added
@@ -153,7 +163,9 @@ def _wrong_value(message: str, program: str, keys: Sequence[str]) -> str:
         place = f"`{keys[-1]}` of `--{keys[0]}`"
     if unknown := re.search(r"Option '([^']+)' is not accepted", message):
         return f"Expected an argument that {place} has, but got {unknown[1]}. `{program} --{keys[0]}.help` lists them."
-    if several := re.search(r"Multiple subclasses with name (\S+)\. .*: (.*)\.", message):
+    if several := re.search(
+        r"Multiple subclasses with name (\S+)\. .*: (.*)\.", message
+    ):
         called, paths = several.groups()
         return f"Expected {place} to give the full path of a class, as several are called {called}: {paths}."
     types = []
@@ -161,7 +173,9 @@ def _wrong_value(message: str, program: str, keys: Sequence[str]) -> str:
         types.append(literal.replace("'", "") or TYPES.get(kind, LIST))
     name = re.search(r"Expected a dot import path string: (\S+)", message)
     if name and not set(types) & set(KINDS.values()):
-        from aligners.cli.known.describe_options import known_names  # which needs this module
+        from aligners.cli.known.describe_options import (
+            known_names,
+        )  # which needs this module
 
         known = known_names().get(keys[0], ["the full paths of classes"])
         return f"Expected {place} out of {', '.join(known)}, but got {name[1]}.{did_you_mean([name[1]], known)}"

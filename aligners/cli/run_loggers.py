@@ -39,7 +39,9 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
         warnings.filterwarnings(
             "ignore", message=".*exists and is not empty.*"
         )  # config.yaml is there
-        _ = csv.experiment  # before W&B writes: this deletes what it finds of an older run
+        _ = (
+            csv.experiment
+        )  # before W&B writes: this deletes what it finds of an older run
     if rank() != 0:
         return [csv, WandbLogger(save_dir=folder, mode="disabled")]
     run = start_run(folder, folder.name, kind, number=number)
@@ -63,10 +65,15 @@ def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> N
     if run.disabled:
         return
     try:
-        log_inputs(run, [*_files(options), *map(states, getattr(made.get("data"), "stored", []))])
+        log_inputs(
+            run,
+            [*_files(options), *map(states, getattr(made.get("data"), "stored", []))],
+        )
         log_outputs(run, folder, upload=bool(options.get("upload")))
     except Exception as error:  # of W&B's many kinds
-        logger.warning("W&B does not know what the run %s has used and left: %s", folder, error)
+        logger.warning(
+            "W&B does not know what the run %s has used and left: %s", folder, error
+        )
 
 
 def _files(options: Namespace) -> Iterator[RunArtifact]:

@@ -34,7 +34,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "train.carry:carry",
             "Carry heads, directions, probes and dictionaries to another model, by maps without labels.",
         ),
-        "fit": ("train.fit:fit", "Fit aligners between the states of two frozen models."),
+        "fit": (
+            "train.fit:fit",
+            "Fit aligners between the states of two frozen models.",
+        ),
         "finetune": (
             "train.finetune:finetune",
             "Fine-tune classifiers from any number of seeds, with blocks frozen or left out.",
@@ -47,7 +50,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "train.fit:fit_pairs",
             "Fit aligners of many pairs of models at once, in one bank.",
         ),
-        "join": ("train.fit_universe:join", "Fit one more model to a shared space that many have."),
+        "join": (
+            "train.fit_universe:join",
+            "Fit one more model to a shared space that many have.",
+        ),
         "probe": (
             "train.train_probes:probe",
             "Train probes on the states of models: what is encoded, layer by layer.",
@@ -115,10 +121,22 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "study": {
         "run": ("study.run_cells:run", "Run what is missing of a study, and report."),
         "status": ("study.study_results:status", "Show how far a study is."),
-        "retry": ("study.run_cells:retry", "Run the failed cells of a study once more."),
-        "collect": ("study.study_results:collect", "Write the results of a study into tables."),
-        "report": ("study.study_results:report", "Make the tables and figures of a study."),
-        "store": ("study.store:store", "List, verify and remove the states that a store keeps."),
+        "retry": (
+            "study.run_cells:retry",
+            "Run the failed cells of a study once more.",
+        ),
+        "collect": (
+            "study.study_results:collect",
+            "Write the results of a study into tables.",
+        ),
+        "report": (
+            "study.study_results:report",
+            "Make the tables and figures of a study.",
+        ),
+        "store": (
+            "study.store:store",
+            "List, verify and remove the states that a store keeps.",
+        ),
         "workspace": ("study.workspace:workspace", "Save a view of all runs at W&B."),
     },
 }
@@ -203,7 +221,9 @@ def _run(script: str, words: list[str], program: str, modules: Sequence[str]) ->
     else:
         received = repr(name) if name else "nothing"
         like = did_you_mean([name], COMMANDS[script])
-        error = f"Expected the name of a command as first word, but got {received}.{like}"
+        error = (
+            f"Expected the name of a command as first word, but got {received}.{like}"
+        )
         print(f"{_usage(program, script)}\n\n{error}", file=sys.stderr)
         sys.exit(2)
 
@@ -247,7 +267,10 @@ def _say(line: str) -> None:
 
 def _versions() -> str:
     """The versions of this package and of those on which its numbers depend; none of them is imported."""
-    others = [f"{package} {version(package)}" for package in ("torch", "lightning", "transformers")]
+    others = [
+        f"{package} {version(package)}"
+        for package in ("torch", "lightning", "transformers")
+    ]
     return ", ".join([f"aligners {__version__}", *others])
 
 
@@ -255,7 +278,9 @@ def _usage(program: str, script: str) -> str:
     lines = [f"usage: {program} COMMAND [options]", ""]
     for name, (_, summary) in COMMANDS[script].items():
         lines.append(f"  {name:<14}{summary}")
-    last = f"`{program} COMMAND --help` shows an example and the options that people use."
+    last = (
+        f"`{program} COMMAND --help` shows an example and the options that people use."
+    )
     return "\n".join([*lines, "", last])
 
 
@@ -278,7 +303,9 @@ def import_first() -> None:
             del sys.modules["scipy.signal"]
         import aligners.cli.command  # noqa: F401
 
-        if not gc.get_freeze_count():  # once: what a command leaves in this process should go
+        if (
+            not gc.get_freeze_count()
+        ):  # once: what a command leaves in this process should go
             gc.freeze()
     finally:
         gc.enable()

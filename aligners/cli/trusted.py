@@ -38,8 +38,12 @@ WANTED = (
 )
 # Options beside `imports` that run code of others, or commands: a file of options cannot set them.
 RISKY = ("trust_remote_code", "executor_options")
-DENIED = re.compile(r"Importing '([^']+)' is not allowed")  # how jsonargparse refuses a path
-_modules: set[str] = set()  # names, as the command line gives them, of what `--imports` may import
+DENIED = re.compile(
+    r"Importing '([^']+)' is not allowed"
+)  # how jsonargparse refuses a path
+_modules: set[str] = (
+    set()
+)  # names, as the command line gives them, of what `--imports` may import
 
 set_parsing_settings(
     import_path_denylist=["*"],
@@ -50,7 +54,9 @@ set_parsing_settings(
 
 def refuse_class(place: str, path: str) -> UserError:
     """The error of a class or a function that no option may name."""
-    return UserError(f"Expected {place} to name {WANTED}, but got {path}. Nothing of it was run.")
+    return UserError(
+        f"Expected {place} to name {WANTED}, but got {path}. Nothing of it was run."
+    )
 
 
 def let_import(words: Sequence[str]) -> None:
@@ -84,13 +90,19 @@ def let_name(module: Any) -> None:
     for value in vars(module).values():
         if isclass(value) and issubclass(value, BASES):
             names.append(f"{value.__module__}.{value.__qualname__}")
-    set_parsing_settings(import_path_allowlist=[name for name in names if _is_path(name)])
+    set_parsing_settings(
+        import_path_allowlist=[name for name in names if _is_path(name)]
+    )
 
 
 def let_name_maps() -> None:
     """From now on, options may name every map that this process has defined."""
-    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in Aligner.registry.values()]
-    set_parsing_settings(import_path_allowlist=[name for name in names if _is_path(name)])
+    names = [
+        f"{kind.__module__}.{kind.__qualname__}" for kind in Aligner.registry.values()
+    ]
+    set_parsing_settings(
+        import_path_allowlist=[name for name in names if _is_path(name)]
+    )
 
 
 def _is_path(name: str) -> bool:
@@ -119,8 +131,14 @@ def check_classes(options: Any, place: str = "") -> None:
     elif isinstance(options, list | tuple):
         for value in options:
             check_classes(value, place)
-    elif callable(options) and not isinstance(options, PathLike) and not _is_trusted(options):
-        raise refuse_class(f"`--{place}`", getattr(options, "__qualname__", str(options)))
+    elif (
+        callable(options)
+        and not isinstance(options, PathLike)
+        and not _is_trusted(options)
+    ):
+        raise refuse_class(
+            f"`--{place}`", getattr(options, "__qualname__", str(options))
+        )
 
 
 def _is_trusted(value: Any) -> bool:
@@ -218,7 +236,9 @@ def trust_of(options: Mapping[str, Any]) -> Trust:
         options: by their dotted names, as plain values.
     """
     remote_code = any(
-        value for name, value in options.items() if name.split(".")[-1] == "trust_remote_code"
+        value
+        for name, value in options.items()
+        if name.split(".")[-1] == "trust_remote_code"
     )
     return Trust(tuple(map(str, options.get("imports") or ())), remote_code)
 

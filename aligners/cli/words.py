@@ -16,9 +16,16 @@ from typing import Any
 
 from aligners.errors import UserError, did_you_mean
 
-CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
+CONFIGS = (
+    Path(__file__).parents[1] / "configs"
+)  # the YAML files that the package brings
 # Kinds of values in words, and as YAML reads them. One that begins with = is a choice; of others nothing is checked.
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+}
 TYPES: dict[str, list[type]] = {
     "int": [int],
     "float": [int, float],
@@ -27,7 +34,9 @@ TYPES: dict[str, list[type]] = {
 }
 # Values for argparse, those also that begin as options do: numbers, words with a space, and a dash alone.
 VALUE = re.compile(r"(?!-).*|-\d+|-\d*\.\d+|-(?!-[\w.]+\+?=).* .*|-", re.DOTALL)
-BASE_60 = re.compile(r"(?<![\w:\"'])\d+:[0-5]?\d(?![\w:\"'])")  # not within quotation marks
+BASE_60 = re.compile(
+    r"(?<![\w:\"'])\d+:[0-5]?\d(?![\w:\"'])"
+)  # not within quotation marks
 # Numbers as the parser reads them; YAML has texts for some, such as 1e3.
 FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")
 
@@ -73,7 +82,9 @@ def as_parsed(about: Mapping[str, Any], words: Sequence[str]) -> list[str]:
             values = _take_values(rest, several=several)
         if not values:
             raise UserError(f"Expected a value after `{option}`, but got none.")
-        value = _as_one_value(values, kinds, about["names"].get(name), added=option.endswith("+"))
+        value = _as_one_value(
+            values, kinds, about["names"].get(name), added=option.endswith("+")
+        )
         if name == "config":
             value = _config(value, about["configs"])
         _check_kind(option, value, kinds)
@@ -105,10 +116,14 @@ def _as_one_value(
         values = ",".join(values).split(",")
     if kinds[0] == "maps" and known is not None:
         classes = {name.lower(): name for name in known}
-        return json.dumps({value.lower(): classes.get(value.lower(), value) for value in values})
+        return json.dumps(
+            {value.lower(): classes.get(value.lower(), value) for value in values}
+        )
     alone_is_one = added or "str" in kinds or "int" in kinds
     if kinds[0].startswith("list") and not (len(values) == 1 and alone_is_one):
-        return f"[{', '.join(values)}]" if kinds[0] == "list[int]" else json.dumps(values)
+        return (
+            f"[{', '.join(values)}]" if kinds[0] == "list[int]" else json.dumps(values)
+        )
     return " ".join(values)
 
 
@@ -147,7 +162,9 @@ def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
     if value not in choices:
         expected = " or ".join([*wanted, *choices])
         like = did_you_mean([value], choices)
-        raise UserError(f"Expected `{option}` to be {expected}, but got {value!r}.{like}")
+        raise UserError(
+            f"Expected `{option}` to be {expected}, but got {value!r}.{like}"
+        )
 
 
 def _check_base_60(option: str, value: str) -> None:
@@ -172,6 +189,9 @@ def _loaded(value: str) -> Any:
         loaded = yaml.safe_load(value)
         if isinstance(loaded, str) and FLOAT.fullmatch(value):
             return float(value)
-    except (yaml.YAMLError, ValueError):  # the second: of what looks like a date, or like a number
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ):  # the second: of what looks like a date, or like a number
         return value
     return loaded

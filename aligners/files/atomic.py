@@ -109,7 +109,8 @@ def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
         _sync(path.parent)
     except Exception as error:
         files = sorted(
-            filter(Path.is_file, unfinished.rglob("*")), key=lambda file: file.stat().st_size
+            filter(Path.is_file, unfinished.rglob("*")),
+            key=lambda file: file.stat().st_size,
         )
         more = unfinished / "more" if unfinished.is_dir() else unfinished
         _blame_disk(files[-1] if files else more, path, error)

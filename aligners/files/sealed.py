@@ -13,11 +13,16 @@ from typing import Any
 
 from aligners.errors import UserError
 
-NAME, KIND = "aligners-checksum", "blake2b:"  # a file with one of the two has, or had, a checksum
+NAME, KIND = (
+    "aligners-checksum",
+    "blake2b:",
+)  # a file with one of the two has, or had, a checksum
 UNKNOWN = KIND + "0" * 32  # in its place while it is computed
 _SEAL = re.compile(rb"aligners-checksum\W{1,3}blake2b:([0-9a-f]{32})")
 _COMMENT = f"{NAME} {UNKNOWN}".encode()
-_TAIL = 4 * len(_COMMENT)  # bytes at the end of an archive in which its comment is looked for
+_TAIL = 4 * len(
+    _COMMENT
+)  # bytes at the end of an archive in which its comment is looked for
 Save = Callable[[dict[str, Any], Path, dict[str, str]], None]
 SUMS = "checksums.json"  # of a model's folder: the files that decide what it computes, config.json aside
 WEIGHTS, WORDS = (
@@ -42,9 +47,14 @@ def save_sealed(
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         # safetensors writes them in another order every time
-        ordered = {**header, "__metadata__": dict(sorted(header["__metadata__"].items()))}
+        ordered = {
+            **header,
+            "__metadata__": dict(sorted(header["__metadata__"].items())),
+        }
         written = (
-            json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+            json.dumps(ordered, ensure_ascii=False, separators=(",", ":"))
+            .encode()
+            .ljust(size)
         )
         if len(written) != size:
             raise RuntimeError(
@@ -98,7 +108,9 @@ def read_sealed_json(text: str) -> dict[str, Any]:
     if not isinstance(held, dict):
         raise ValueError("it is no JSON object")
     told = held.pop(NAME, None)
-    claims = told is not None or any(str(value).startswith(KIND) for value in held.values())
+    claims = told is not None or any(
+        str(value).startswith(KIND) for value in held.values()
+    )
     if claims and told != _digest_of(held):
         raise ValueError("its bytes are not those that were written")
     return held
@@ -145,7 +157,9 @@ def _enter(path: Path) -> None:
     """Compute the checksum of a file, and write it where `UNKNOWN` stands."""
     place = _find(path)
     if place is None:
-        raise RuntimeError(f"Expected a place for a checksum in {path}, but there is none.")
+        raise RuntimeError(
+            f"Expected a place for a checksum in {path}, but there is none."
+        )
     told = _digest(path, place[0])
     with path.open("r+b") as file:
         file.seek(place[0])

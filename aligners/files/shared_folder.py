@@ -11,7 +11,9 @@ from aligners.errors import UserError
 MODEL, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1  # of shared folders; a later one is refused
 LIBRARY = "aligners"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")  # owner/name, or owner/name@revision
+HUB_NAME = re.compile(
+    r"[\w.-]+/[\w.-]+(@[\w./-]+)?"
+)  # owner/name, or owner/name@revision
 WANTED = [MODEL, CONFIG, "README.md", "report.json", "figures/*.png"]
 FILE_ENDINGS = (".safetensors", ".ckpt")
 # What runs keep; those of the version before end in .ckpt.
@@ -33,7 +35,10 @@ def shared_file(place: Path | str) -> Path:
         ValueError: a folder is no shared one or is damaged, or the Hub has no such name. A file need not be there.
     """
     path = Path(place)
-    names = [path, *(path.with_suffix(end) for end in FILE_ENDINGS if path.name in RUN_FILES)]
+    names = [
+        path,
+        *(path.with_suffix(end) for end in FILE_ENDINGS if path.name in RUN_FILES),
+    ]
     file = next((name for name in names if name.is_file()), None)
     if file or not (path.is_dir() or is_hub_name(place)):
         return file or path
@@ -49,7 +54,9 @@ def is_shared(place: Path | str) -> bool:
 
 def is_hub_name(place: Path | str) -> bool:
     """Whether a place has the form of a name on the Hub."""
-    return HUB_NAME.fullmatch(str(place)) is not None and not str(place).endswith(FILE_ENDINGS)
+    return HUB_NAME.fullmatch(str(place)) is not None and not str(place).endswith(
+        FILE_ENDINGS
+    )
 
 
 def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Path:
@@ -79,8 +86,14 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
             "library_name": LIBRARY,
         }
         return Path(snapshot_download(name, **options))
-    except Exception as error:  # the Hub's own, those of the network, and those of its cache
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (
+        Exception
+    ) as error:  # the Hub's own, those of the network, and those of its cache
+        reason = (
+            str(error).strip().splitlines()[0]
+            if str(error).strip()
+            else type(error).__name__
+        )
         raise UserError(
             f"Expected {place} to be a file, a shared folder, or the name of one on the Hub, but there is no such file "
             f"here, and the Hub does not give it: {reason}"
@@ -99,7 +112,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         own_file(folder, name)
     runs = [name for name in RUN_FILES if (folder / name).is_file()]
     if runs:
-        raise UserError(f"{wanted} it is that of a run. Name its file {folder / runs[0]}.")
+        raise UserError(
+            f"{wanted} it is that of a run. Name its file {folder / runs[0]}."
+        )
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -137,7 +152,11 @@ def own_file(folder: Path, name: str) -> Path | None:
     if not path.is_file():
         return None
     whole = folder.resolve()
-    places = [whole, whole.parents[1] / "blobs"] if whole.parent.name == "snapshots" else [whole]
+    places = (
+        [whole, whole.parents[1] / "blobs"]
+        if whole.parent.name == "snapshots"
+        else [whole]
+    )
     if not any(path.resolve().is_relative_to(place) for place in places):
         raise UserError(
             f"Expected the files of {folder} to be in it, but {path} leads to {path.resolve()}. Put the file itself "

@@ -10,9 +10,7 @@ import yaml
 
 from aligners.errors import UserError, finite
 
-NOT_ONLY_TENSORS = (
-    "it holds more than tensors, and only tensors are read, as anything else could run code"
-)
+NOT_ONLY_TENSORS = "it holds more than tensors, and only tensors are read, as anything else could run code"
 
 
 @contextmanager
@@ -34,7 +32,11 @@ def refusing(what: str, advice: str = "") -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        if (
+            isinstance(error, OSError)
+            and error.errno is not None
+            and error.filename is not None
+        ):
             raise
         raise UserError(f"{what} ({reason(error)}). {advice}".strip()) from error
 
@@ -46,7 +48,9 @@ def reason(error: Exception) -> str:
     if "not a valid JSON file" in str(error) and ".gguf" in str(error):
         return "it ends too early"
     lines = str(error).strip().splitlines()
-    first = "".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    first = (
+        "".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    )
     first = first.replace("\t", " ")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -82,6 +86,10 @@ def read_yaml(path: Path, what: str, advice: str) -> dict[str, Any]:
 @contextmanager
 def _as_expected(path: Path, what: str, advice: str) -> Iterator[None]:
     if not path.is_file():
-        raise UserError(f"Expected {path} to be {what}, but there is no such file. {advice}")
-    with refusing(f"Expected {path} to be {what}, but it cannot be read as one", advice):
+        raise UserError(
+            f"Expected {path} to be {what}, but there is no such file. {advice}"
+        )
+    with refusing(
+        f"Expected {path} to be {what}, but it cannot be read as one", advice
+    ):
         yield

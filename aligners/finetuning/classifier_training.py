@@ -127,11 +127,15 @@ class Finetuning(KnownLength):
         self.scores: dict[str, Tensor] = {}
         self._caller = Caller(model)
         self._check = FiniteCheck()
-        self._random: list[Tensor] | None = None  # states that the next batch begins with
+        self._random: list[Tensor] | None = (
+            None  # states that the next batch begins with
+        )
 
     def logits(self, batch: TextBatch) -> Tensor:
         """Return the logits, (B, C) float32; (B, T, C) of a head that answers every token; (Q, A) of choices."""
-        return among_answers(self._caller.logits(batch.inputs[self.place]).float(), batch.answers)
+        return among_answers(
+            self._caller.logits(batch.inputs[self.place]).float(), batch.answers
+        )
 
     # ------------------------------------------------------------------ training
 
@@ -185,7 +189,9 @@ class Finetuning(KnownLength):
         logits = self.logits(batch)
         if self.task is not None:
             return self.task.losses(self.model, logits, batch, "fit")
-        return unit_losses(logits[None], classification_targets(cast(Tensor, batch.labels)))[0]
+        return unit_losses(
+            logits[None], classification_targets(cast(Tensor, batch.labels))
+        )[0]
 
     def on_train_epoch_end(self) -> None:
         """Check the loss of the last batch, too."""
@@ -257,7 +263,9 @@ class Finetuning(KnownLength):
         logits = self.logits(batch)
         if self.task is not None:
             return self.task.measures(self.model, logits, batch, split)
-        return unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))._asdict()
+        return unit_answers(
+            logits, classification_targets(cast(Tensor, batch.labels))
+        )._asdict()
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
@@ -270,7 +278,9 @@ class Finetuning(KnownLength):
     def on_test_start(self) -> None:
         """Make a table for the held-out texts."""
         texts = len(stream_of(self.trainer, ModelTexts).split("test"))
-        quantities = ["correct", "loss", "answer"] if self.task is None else list(COUNTS)
+        quantities = (
+            ["correct", "loss", "answer"] if self.task is None else list(COUNTS)
+        )
         self._table = TextScores(quantities, 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
@@ -285,7 +295,9 @@ class Finetuning(KnownLength):
 
 
 def optimisation(
-    module: pl.LightningModule, weights: Sequence[nn.Parameter], recipe: FinetuningRecipe
+    module: pl.LightningModule,
+    weights: Sequence[nn.Parameter],
+    recipe: FinetuningRecipe,
 ) -> Any:
     """Return AdamW and its schedule, in the form that Lightning's `configure_optimizers` returns.
 
@@ -311,9 +323,14 @@ def optimisation(
         raise UserError(
             "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
         )
-    factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))
+    factor = schedule_factor(
+        recipe.schedule, int(steps), recipe.warmup_share(int(steps))
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+    }
 
 
 def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Tensor:

@@ -172,7 +172,9 @@ def train(
     data.order = job.seed  # of the training texts
     task = token_task(data, job.place)
     model, tokenizer = _classifier(job, data, task)
-    module = Finetuning(model, recipe, name=job.name, place=job.place, seed=job.seed, task=task)
+    module = Finetuning(
+        model, recipe, name=job.name, place=job.place, seed=job.seed, task=task
+    )
     about = identity(data, **asdict(recipe))
     fingerprint = data.frozen[job.place].fingerprint
     module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
@@ -210,7 +212,9 @@ def train(
     }
     if trainer.is_global_zero:
         fitted = data.trained_on(job.base)
-        save_classifier(folder / job.folder, model, tokenizer, {**row, ABOUT: about}, fitted)
+        save_classifier(
+            folder / job.folder, model, tokenizer, {**row, ABOUT: about}, fitted
+        )
         remove(folder / LAST)
     trainer.strategy.barrier()
     return row
@@ -237,7 +241,9 @@ def _measured(module: Finetuning, data: ModelTexts, score: str) -> dict[str, Any
     """The figures of a test, of which the loss is the last."""
     if module.task is None:
         answers = data.answers("test")
-        columns = measured_columns(cast(Score, score), module.scores, answers, data.seed)
+        columns = measured_columns(
+            cast(Score, score), module.scores, answers, data.seed
+        )
     else:
         columns = token_columns(module.scores, data.seed)
     measured = {name: finite(value[0]) for name, value in columns.items()}
@@ -251,7 +257,9 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
         return None
     try:
         check_sealed(last)
-        kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[FINETUNING]
+        kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[
+            FINETUNING
+        ]
     except Exception as error:  # reading any other file can raise anything
         raise UserError(
             f"{last} is not a checkpoint of a fine-tuning, or is damaged. Remove it."
@@ -310,7 +318,9 @@ def finished_row(
     try:
         row = read_sealed_json((folder / FINISHED).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{folder / FINISHED} is damaged: {error}. Move {folder} away.") from error
+        raise UserError(
+            f"{folder / FINISHED} is damaged: {error}. Move {folder} away."
+        ) from error
     _refuse_other(f"The classifier in {folder}", row, base_fingerprint, about)
     row.pop(ABOUT, None)
     return row

@@ -24,7 +24,12 @@ from aligners.injection.scoring.scores import interval, named
 NOTHING = -100  # where there is no answer, which PyTorch's cross-entropy ignores
 LONGEST = 30  # tokens of an answer, as in the code released with BERT
 ARC, RELATION, DROPOUT = 500, 100, 0.33  # Dozat and Manning 2017, Table 1
-COUNTS = ("correct", "loss", "other", "weight")  # of each text: see `TokenTask.measures`
+COUNTS = (
+    "correct",
+    "loss",
+    "other",
+    "weight",
+)  # of each text: see `TokenTask.measures`
 
 
 class TokenTask(ABC):
@@ -77,7 +82,9 @@ class TokenTask(ABC):
         """The rows of a batch, and where their tokens lie, padded as the batch is."""
         rows = getattr(self.data.texts, split)[list(batch.text_numbers)]
         parts = [rows[name] for name in ("text", "text_pair") if name in rows]
-        tokens = self.tokenizer(*parts, truncation=True, max_length=self.data.max_length)
+        tokens = self.tokenizer(
+            *parts, truncation=True, max_length=self.data.max_length
+        )
         longest = batch.inputs[self.place]["input_ids"].shape[1]
         for encoding in tokens.encodings:
             encoding.pad(longest, direction=self.tokenizer.padding_side)
@@ -138,7 +145,12 @@ class Spans(TokenTask):
             scores.append([float(right["f1"]) / 100, float(right["exact_match"]) / 100])
         f1, exact = torch.tensor(scores, device=outputs.device).unbind(1)
         losses = self.losses(model, outputs, batch, split)
-        return {"correct": f1, "loss": losses, "other": exact, "weight": torch.ones_like(f1)}
+        return {
+            "correct": f1,
+            "loss": losses,
+            "other": exact,
+            "weight": torch.ones_like(f1),
+        }
 
     def _spans(self, outputs: Tensor, tokens: Any) -> Tensor:
         """Scores of all spans of the passages by first and last token, (B, T, T); -inf of those that cannot be."""
@@ -234,7 +246,9 @@ class Trees(TokenTask):
             "weight": (heads != NOTHING).sum(1).float(),
         }
 
-    def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor) -> Tensor:
+    def _losses(
+        self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor
+    ) -> Tensor:
         cross_entropy = partial(nn.functional.cross_entropy, reduction="none")
         heads = heads.where(there, NOTHING)
         relations = relations.where(there, NOTHING)
@@ -253,7 +267,9 @@ class Trees(TokenTask):
         """
         rows, tokens = self._read(batch, split)
         first, heads, relations = self._true(rows, tokens).to(outputs.device)
-        words = outputs.gather(1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1]))
+        words = outputs.gather(
+            1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1])
+        )
         scores = cast(nn.Module, model.parser)(words).float()
         arc = torch.arange(scores.shape[-1], device=first.device) == 0
         read = first >= 0
@@ -278,13 +294,17 @@ class Trees(TokenTask):
                 relations[number, word] = numbers.get(named.get(word, ""), NOTHING)
                 char += len(string) + 1
             for word, head in enumerate(sentence.heads):
-                heads[number, word] = head - 1 if head else word  # a root is its own head
+                heads[number, word] = (
+                    head - 1 if head else word
+                )  # a root is its own head
         return found
 
 
 def _at(values: Tensor, heads: Tensor) -> Tensor:
     """values[b, i, heads[b, i]] for (B, W, W, R) and (B, W): (B, W, R)."""
-    return values.gather(2, heads[..., None, None].expand(-1, -1, 1, values.shape[-1]))[:, :, 0]
+    return values.gather(2, heads[..., None, None].expand(-1, -1, 1, values.shape[-1]))[
+        :, :, 0
+    ]
 
 
 def token_task(data: ModelTexts, place: int) -> TokenTask | None:

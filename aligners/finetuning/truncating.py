@@ -99,7 +99,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
     kind = ModelTexts
     usual_epochs = EPOCHS
 
-    def __init__(self, recipe: FinetuningRecipe = HEADS, heads: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, recipe: FinetuningRecipe = HEADS, heads: bool = True, seed: int = 0
+    ) -> None:
         super().__init__(seed)
         self.recipe = recipe
         self.heads = heads
@@ -138,7 +140,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         if data.targets != "choices":
             return ScoredTask.of(data, model, seed=self.seed)
         constant = float(data.constant_answers()[0])
-        return ScoredTask("classification", labels=data.answers("test"), constant=constant)
+        return ScoredTask(
+            "classification", labels=data.answers("test"), constant=constant
+        )
 
     def injected_into(self) -> list[FrozenModel]:
         """All models."""
@@ -160,7 +164,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         """Return the logits of the trained heads, (S, B, C)."""
         bank = cast(HeadBank, self.banks[place])
         logits = bank.logits(self.models[place], batch.inputs[place], states)
-        return among_answers(in_data_order(logits, self.class_maps[place]), batch.answers)
+        return among_answers(
+            in_data_order(logits, self.class_maps[place]), batch.answers
+        )
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
@@ -168,12 +174,16 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         losses = []
         log = (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for place, model in enumerate(self.models):
-            loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
+            loss = mean_loss(
+                self, self._answers(batch, place, self._states(batch, place)), labels
+            )
             names = [f"{model.name}, site {site}" for site in range(model.depth + 1)]
             self._check.watch(loss.detach(), names, "training loss", batch_idx)
             if log:
                 whole = mean_over_ranks(self.trainer, loss.detach())
-                self.log_dict(self._keys(place, "train_loss", whole), rank_zero_only=True)
+                self.log_dict(
+                    self._keys(place, "train_loss", whole), rank_zero_only=True
+                )
             losses.append(loss.sum())
         return torch.stack(losses).sum()
 
@@ -183,13 +193,17 @@ class SurgeryEvaluation(Evaluation, KnownLength):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums."""
-        self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
+        self._means = [
+            UnitMeans(model.depth + 1).to(self.device) for model in self.models
+        ]
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add every head's accuracy on one batch, or its squared errors."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
-            answers = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            answers = unit_answers(
+                logits, classification_targets(cast(Tensor, batch.labels))
+            )
             means.update(answers.loss if self.task.regression else answers.correct)
 
     def on_validation_epoch_end(self) -> None:
@@ -198,11 +212,16 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             figure = "validation_accuracy"
             if self.task.regression:
                 figure = "validation_loss"
-            self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
+            self.log_dict(
+                self._keys(place, figure, means.compute().float()), rank_zero_only=True
+            )
 
     def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
         kind = "tuned_orig" if self.is_base[place] else "tuned"
-        return {f"{kind}/{place}/{site}/{figure}": value for site, value in enumerate(values)}
+        return {
+            f"{kind}/{place}/{site}/{figure}": value
+            for site, value in enumerate(values)
+        }
 
     # ------------------------------------------------------------------ the one pass over the held-out texts
 
@@ -214,7 +233,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         for model, base in zip(self.models, self.is_base, strict=True):
             wanted = conditions(model.depth, base=base, heads=self.heads)
             self._conditions.append(wanted)
-            self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts))
+            self.tables.append(
+                TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts)
+            )
         self.tables.to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
@@ -222,7 +243,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         for place, wanted in enumerate(self._conditions):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
-            logits = [self._answer(batch, place, each, states, trained) for each in wanted]
+            logits = [
+                self._answer(batch, place, each, states, trained) for each in wanted
+            ]
             targets = classification_targets(cast(Tensor, batch.labels))
             answers = unit_answers(torch.stack(logits), targets)
             scores = {name: values[None] for name, values in answers._asdict().items()}
@@ -250,7 +273,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             first = cast(int, condition.first)
             last = cast(int, condition.last)
             logits = model.tail(inputs, last, states[first - 1])
-        return among_answers(in_data_order(logits.float(), self.class_maps[place]), batch.answers)
+        return among_answers(
+            in_data_order(logits.float(), self.class_maps[place]), batch.answers
+        )
 
     # ------------------------------------------------------------------ after
 
@@ -258,7 +283,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         """Make a row for every model and condition, and for the mean of the fine-tuned models."""
         tables = [cast(TextScores, table).compute() for table in self.tables]
         self.rows = []
-        for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
+        for model, wanted, table in zip(
+            self.models, self._conditions, tables, strict=True
+        ):
             self.rows += self._rows(model.name, wanted, [table])
         for base in (False, True):
             self.rows += self._mean_rows(tables, base)
@@ -270,13 +297,19 @@ class SurgeryEvaluation(Evaluation, KnownLength):
                 native[model.name] = table["answer"][0, 0]  # the first condition
         self.doubt_orders(native)
 
-    def _mean_rows(self, tables: list[dict[str, Tensor]], base: bool) -> list[dict[str, Any]]:
+    def _mean_rows(
+        self, tables: list[dict[str, Tensor]], base: bool
+    ) -> list[dict[str, Any]]:
         """The rows of the mean over all fine-tuned models, or all base models, if they are equally deep."""
-        places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
+        places = [
+            place for place, is_base in enumerate(self.is_base) if is_base == base
+        ]
         depths = {self.models[place].depth for place in places}
         if len(places) < 2 or len(depths) > 1:
             return []
-        return self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
+        return self._rows(
+            MEAN, self._conditions[places[0]], [tables[place] for place in places]
+        )
 
     def _rows(
         self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]
@@ -285,13 +318,18 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         scores = {}
         for quantity in QUANTITIES:
             scores[quantity] = torch.cat([table[quantity] for table in tables])
-        columns = measured_columns(self.task.score, scores, self.stream.answers("test"), self.seed)
+        columns = measured_columns(
+            self.task.score, scores, self.stream.answers("test"), self.seed
+        )
         rows = []
         for number, condition in enumerate(wanted):
             row = {"model": name, **vars(condition)}
             for column, values in columns.items():
                 row[column] = finite(values[number])
-            row |= {"score_name": self.task.score, "n_texts": scores["correct"].shape[-1]}
+            row |= {
+                "score_name": self.task.score,
+                "n_texts": scores["correct"].shape[-1],
+            }
             rows.append(row)
         return rows
 
@@ -313,7 +351,10 @@ class HeadBank(nn.Module):
         self.names = list(parts)
         self.heads = nn.ModuleList()
         for _ in range(sites):
-            copies = [copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values()]
+            copies = [
+                copy.deepcopy(part).eval().requires_grad_(True)
+                for part in parts.values()
+            ]
             self.heads.append(nn.ModuleList(copies))
 
     def logits(

@@ -18,7 +18,13 @@ from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_r
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.lightning_loops import attached_trainer
-from aligners.fitting.map_errors import FAR_COLUMNS, FarErrors, MapErrors, error_rows, far_columns
+from aligners.fitting.map_errors import (
+    FAR_COLUMNS,
+    FarErrors,
+    MapErrors,
+    error_rows,
+    far_columns,
+)
 from aligners.fitting.read_moments import MomentsSoFar, moments_of_states
 from aligners.fitting.saved_bank import (
     ALIGNMENT,
@@ -207,7 +213,9 @@ class Alignment(BankTraining):
         moments = read(reading=self.reading)["maps"]
         validation = None
         if any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
-            validation = read("validation")["maps"]  # on which a ridge chooses its strength
+            validation = read("validation")[
+                "maps"
+            ]  # on which a ridge chooses its strength
         self.fit_moments(moments, validation)
         if self.trainer.is_global_zero:
             for caution in few_rows(moments):
@@ -223,7 +231,9 @@ class Alignment(BankTraining):
         Raises:
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
-        for fit in track(self.fits(), "Solving", disable=hidden(attached_trainer(self))):
+        for fit in track(
+            self.fits(), "Solving", disable=hidden(attached_trainer(self))
+        ):
             fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
         self.moments = moments
 
@@ -240,7 +250,9 @@ class Alignment(BankTraining):
     def on_train_start(self) -> None:
         """Validate the starting point, which training has to beat. A run of closed forms ends there."""
         steps = self.trainer.estimated_stepping_batches
-        rows = int(cast(Moments, self.moments).n) / int(self.trainer.num_training_batches)
+        rows = int(cast(Moments, self.moments).n) / int(
+            self.trainer.num_training_batches
+        )
         if steps == math.inf:
             steps = min(math.ceil(self.rows_to_train / rows), self.most_steps)
         self.begin(int(steps), self.validated_at, rows=rows)
@@ -272,11 +284,15 @@ class Alignment(BankTraining):
         fits = self.trained()
         with products_in(self.products):
             losses = [fit.aligner.loss(*fit.orient(x, y)) for fit in fits]
-            self.manual_backward(share * torch.stack([loss.sum() for loss in losses]).sum())
+            self.manual_backward(
+                share * torch.stack([loss.sum() for loss in losses]).sum()
+            )
         detached = torch.stack([loss.detach() for loss in losses])
         of_all = mean_over_ranks(self.trainer, share * detached)
         for fit, loss in zip(fits, of_all, strict=True):
-            watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
+            watch = partial(
+                self.divergence.watch, fit.key, loss, step=self.global_step + 1
+            )
             clip_per_site(fit.aligner, self.gradient_clip, watch)
         self.step(last)
         return dict(zip(fits, of_all, strict=True))
@@ -306,17 +322,23 @@ class Alignment(BankTraining):
         for fit in fits:
             if (split, fit) not in self._errors:
                 self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
-            self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
+            self._errors[split, fit].update(
+                fit.aligner, *fit.orient(x, y), batch.rows.unseen
+            )
         if batch.counterpart is not None:
             self._measure_beside(split, fits, batch.counterpart)
 
-    def _measure_beside(self, split: str, fits: Sequence[Fit], batch: PairedBatch) -> None:
+    def _measure_beside(
+        self, split: str, fits: Sequence[Fit], batch: PairedBatch
+    ) -> None:
         """Add the errors on the rows that stand beside those that count: with far rows, or without them."""
         x, y = self.rows_of(batch)
         for fit in fits:
             source, target = fit.orient(x, y)
             if (split, fit) not in self._far_errors:
-                self._far_errors[split, fit] = FarErrors(self.means(fit)[1]).to(self.device)
+                self._far_errors[split, fit] = FarErrors(self.means(fit)[1]).to(
+                    self.device
+                )
             self._far_errors[split, fit].update(fit.aligner(source), target)
 
     def _figures(self, split: str, fit: Fit) -> dict[str, Tensor]:
@@ -327,7 +349,9 @@ class Alignment(BankTraining):
             beside = self._far_errors[split, fit].compute()
         return figures | far_columns(self.stream.far_rows, beside, figures["fvu"])
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
         if self.moments is None:
             raise UserError(
@@ -373,7 +397,9 @@ class Alignment(BankTraining):
         """Score every map by retrieval, if this is no validation of a fit."""
         rows = {route: drawn.end() for route, drawn in self._drawn.items()}
         scored = [fit for fit in self.fits() if fit.route in rows]
-        for fit in track(scored, "Retrieval", disable=not scored or hidden(self.trainer)):
+        for fit in track(
+            scored, "Retrieval", disable=not scored or hidden(self.trainer)
+        ):
             columns = self._drawn[fit.route].columns(fit.aligner(rows[fit.route]))
             self.validation_figures[fit] |= columns
 
@@ -395,16 +421,27 @@ class Alignment(BankTraining):
         return criteria
 
     def _log(
-        self, split: str, fit: Fit, figure: str, values: Tensor, known: Sequence[int] = ()
+        self,
+        split: str,
+        fit: Fit,
+        figure: str,
+        values: Tensor,
+        known: Sequence[int] = (),
     ) -> None:
         """Log a figure (S,) of all sites but those that are known."""
         name = fit.name if fit.route == FORWARD else f"{fit.name}_backward"
-        sites = {site: values[s] for s, site in enumerate(self.site_names()) if s not in known}
+        sites = {
+            site: values[s]
+            for s, site in enumerate(self.site_names())
+            if s not in known
+        }
         self.log_sites(f"{split}/{name}", figure, sites)
 
     # ------------------------------------------------------------------ the errors on held-out texts
 
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Errors of every aligner from X to Y on one batch."""
         fits = [fit for fit in self.fits() if fit.route == FORWARD]
         self._measure(self.stream.splits[dataloader_idx], fits, batch)
@@ -423,7 +460,9 @@ class Alignment(BankTraining):
             for name in FITTING:
                 figures[f"{name}_fit"] = fitting[name]
             training = outcomes(self.training_record.get(fit.key), len(self.places))
-            self.rows += error_rows(self.places, fit.name, fit.aligner, training, figures)
+            self.rows += error_rows(
+                self.places, fit.name, fit.aligner, training, figures
+            )
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -438,7 +477,10 @@ class Alignment(BankTraining):
         return StoredBank(
             command="fit",
             maps={route: self.banks_of(route) for route in self.maps},
-            pairs={FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]},
+            pairs={
+                FORWARD: list(self.sites),
+                BACKWARD: [(j, i) for i, j in self.sites],
+            },
             data=self.data,
             data_config=self.data_config,
             moments=self.moments,
@@ -455,7 +497,9 @@ class Alignment(BankTraining):
         if self.moments is None:
             reading = self.reading.state()
         else:
-            moments = {name: value.cpu() for name, value in self.moments._asdict().items()}
+            moments = {
+                name: value.cpu() for name, value in self.moments._asdict().items()
+            }
         checkpoint[ALIGNMENT] = {
             "format": FORMAT,
             "moments": moments,
@@ -475,7 +519,9 @@ class Alignment(BankTraining):
             "least_rise": LEAST_RISE,
             "products": self.products,
         }
-        if self.averaging:  # checkpoints of earlier versions, which have none, can be gone on from
+        if (
+            self.averaging
+        ):  # checkpoints of earlier versions, which have none, can be gone on from
             options["averaging"] = True
         return options
 
@@ -494,7 +540,9 @@ class Alignment(BankTraining):
             )
         self.resume(checkpoint, stored)
         if stored["moments"]:
-            sums = {name: value.to(self.device) for name, value in stored["moments"].items()}
+            sums = {
+                name: value.to(self.device) for name, value in stored["moments"].items()
+            }
             self.moments = Moments(**sums)
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)

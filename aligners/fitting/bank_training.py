@@ -13,7 +13,11 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.datamodules.run_identity import identity, refuse_other_run, trainer_identity
+from aligners.datamodules.run_identity import (
+    identity,
+    refuse_other_run,
+    trainer_identity,
+)
 from aligners.errors import UserError, check_range
 from aligners.files.user_files import refusing
 from aligners.fitting.lightning_loops import (
@@ -110,7 +114,9 @@ class BankTraining(KnownLength, ABC):
         self.after_moments_batch: Callable[[], None] | None = None
         self.parts = 1
         self._complete = False  # a run that goes on with all its steps taken
-        self._limits: dict[str, Any] = {}  # what the Trainer was given then, before it was lifted
+        self._limits: dict[
+            str, Any
+        ] = {}  # what the Trainer was given then, before it was lifted
 
     def banks_of(self, route: str) -> dict[str, Aligner]:
         """Name -> bank of a route."""
@@ -171,7 +177,9 @@ class BankTraining(KnownLength, ABC):
             ValueError: it is of other models; to go on from it, data or options differ.
         """
         what = f"The checkpoint {self.trainer.ckpt_path}"
-        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], what)
+        refuse_other_models(
+            stored["data"]["models"], self.stream.describe()["models"], what
+        )
         if self.trainer.state.fn == "fit":
             refuse_other_run(stored, self.identity(), what)
         self._limits = {"max_steps": self.trainer.max_steps}
@@ -210,7 +218,9 @@ class BankTraining(KnownLength, ABC):
         """One optimiser for all trained banks."""
         return make_optimizer(self.optimizer_factory, self.banks().values())
 
-    def begin(self, steps: int, validated_at: int | None, *, rows: float | None = None) -> None:
+    def begin(
+        self, steps: int, validated_at: int | None, *, rows: float | None = None
+    ) -> None:
         """Validate the starting point, which training has to beat, and set the course of the learning rates.
 
         Args:
@@ -227,10 +237,14 @@ class BankTraining(KnownLength, ABC):
             return
         optimizer = self.trainer.optimizers[0]
         least_rise = 0 if rows is None else LEAST_RISE
-        course = schedule_factor(self.schedule, steps * self.parts, self.warmup, least_rise)
+        course = schedule_factor(
+            self.schedule, steps * self.parts, self.warmup, least_rise
+        )
         done = self.global_step * self.parts
         self._rate = learning_rates(optimizer, course, rows, done)
-        self.site_steps = SiteSteps(optimizer, self.banks().values(), averaged=self.averaging)
+        self.site_steps = SiteSteps(
+            optimizer, self.banks().values(), averaged=self.averaging
+        )
 
     def parts_of(self, rows: float | None) -> int:
         """Into how many parts a batch of about so many rows is cut, with a step along the gradient of each."""
@@ -286,7 +300,9 @@ class BankTraining(KnownLength, ABC):
         site_steps = SiteSteps(optimizer, [aligner], averaged=self.averaging)
         draw = torch.Generator().manual_seed(seed)
         for step in range(1, steps * parts + 1):
-            chosen = torch.randint(x.shape[1], (a_step // parts,), generator=draw).to(x.device)
+            chosen = torch.randint(x.shape[1], (a_step // parts,), generator=draw).to(
+                x.device
+            )
             optimizer.zero_grad(set_to_none=True)
             with site_steps.step():
                 with products_in(self.products):

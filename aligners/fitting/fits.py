@@ -38,7 +38,9 @@ class Fit(NamedTuple):
         return [moments and moments.swap() for moments in each]
 
 
-def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:
+def seeded(
+    factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int
+) -> Aligner:
     """A bank whose initial weights depend on the seed alone, not on what else is in the run."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

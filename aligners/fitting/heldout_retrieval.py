@@ -6,7 +6,9 @@ from torch import Tensor
 from aligners.similarity.controls import Draw, jackknife_interval
 from aligners.similarity.functional.retrieval import distinct_rows, retrieval_scores
 
-QUERIES = 1000  # rows that are mapped, whose partners are the candidates of the first columns
+QUERIES = (
+    1000  # rows that are mapped, whose partners are the candidates of the first columns
+)
 MOST = 10_000  # candidates of the columns with `_all`
 NUMBERS = 2**27  # of the candidates at all sites together, in float32: 512 MiB
 AMONG = ("", "_all")
@@ -40,7 +42,9 @@ class HeldOutRows:
         device: where the rows are.
     """
 
-    def __init__(self, sites: int, d_x: int, d_y: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, sites: int, d_x: int, d_y: int, seed: int, device: torch.device
+    ) -> None:
         most = max(QUERIES, min(MOST, NUMBERS // (sites * d_y)))
         self._drawn = []
         for budget, width in ((QUERIES, d_x), (most, d_y)):
@@ -89,7 +93,9 @@ class HeldOutRows:
                 columns |= {f"top1{end}_low": low, f"top1{end}_high": high}
         return columns
 
-    def _scores(self, mapped: Tensor, places: range, whole: int, centred: bool) -> Tensor:
+    def _scores(
+        self, mapped: Tensor, places: range, whole: int, centred: bool
+    ) -> Tensor:
         """Top 1, top 10 and reciprocal rank of each row, (S', 3, n), among as many candidates or among all."""
         scores = []
         for s, rows in zip(places, mapped, strict=True):

@@ -36,7 +36,11 @@ class KnownLength(pl.LightningModule):
 
 
 def _names_no_length(trainer: pl.Trainer) -> bool:
-    return trainer.state.fn == "fit" and trainer.max_epochs is None and trainer.max_steps == -1
+    return (
+        trainer.state.fn == "fit"
+        and trainer.max_epochs is None
+        and trainer.max_steps == -1
+    )
 
 
 def attached_trainer(module: pl.LightningModule) -> pl.Trainer | None:
@@ -44,7 +48,9 @@ def attached_trainer(module: pl.LightningModule) -> pl.Trainer | None:
     return module._trainer
 
 
-def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
+def validate_if_due(
+    trainer: pl.Trainer, validated_at: int | None, complete: bool
+) -> None:
     """Validate before the first batch of a run, if the current step still lacks its validation.
 
     It does at the start, which training has to beat, and when an interruption cut a validation off. Lightning validates

@@ -51,7 +51,10 @@ def parameters_of(aligner: Aligner) -> int:
 def columns_of(place: Place) -> dict[str, Any]:
     """The columns of a report that say where a row is from."""
     return {
-        **{name: getattr(place, name) for name in ("model_x", "model_y", "site_x", "site_y")},
+        **{
+            name: getattr(place, name)
+            for name in ("model_x", "model_y", "site_x", "site_y")
+        },
         **place.about,
     }
 
@@ -102,15 +105,23 @@ class FarErrors(DoubleMetric):
         super().__init__(**kwargs)
         sites = len(mean_y)
         self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
-        self.add_state("rows", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("squares", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("sums", torch.zeros(mean_y.shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "rows", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "squares", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "sums", torch.zeros(mean_y.shape, dtype=torch.float64), dist_reduce_fx="sum"
+        )
 
     def update(self, mapped: Tensor, y: Tensor) -> None:
         """Add mapped rows (S, N, d_y) and what they should be."""
         away = y.double() - self.mean_y
         self.rows += y.shape[1]
-        self.squares += torch.stack([squared_errors(mapped, y).sum(-1), away.square().sum((1, 2))])
+        self.squares += torch.stack(
+            [squared_errors(mapped, y).sum(-1), away.square().sum((1, 2))]
+        )
         self.sums += away.sum(1)
 
     def compute(self) -> Tensor:
@@ -151,7 +162,11 @@ class MapErrors(DoubleMetric):
     worst: Tensor
 
     def __init__(
-        self, mean_x: Tensor, mean_y: Tensor, widths: Tensor | None = None, **kwargs: Any
+        self,
+        mean_x: Tensor,
+        mean_y: Tensor,
+        widths: Tensor | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         sites, d_y = mean_y.shape
@@ -159,8 +174,12 @@ class MapErrors(DoubleMetric):
         self.register_buffer("widths", widths, persistent=False)
         self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
         self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
-        self.add_state("sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max")
+        self.add_state(
+            "sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max"
+        )
 
     def update(
         self, aligner: Aligner | Way, x: Tensor, y: Tensor, unseen: Tensor | None = None
@@ -169,7 +188,9 @@ class MapErrors(DoubleMetric):
         mapped = aligner(x)
         squares = squared_errors(mapped, y)
         totals = squared_distances(y, self.mean_y)
-        cosines = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
+        cosines = torch.nn.functional.cosine_similarity(
+            mapped.double(), y.double(), dim=-1
+        )
         if unseen is None:
             unseen = totals.new_zeros(x.shape[1], dtype=torch.bool)
         back, back_total = self._way_back(aligner, x, y, mapped)
@@ -206,9 +227,17 @@ class MapErrors(DoubleMetric):
 
     def compute(self) -> dict[str, Tensor]:
         """Return each figure as (S,); those of the inverse are NaN if there is none."""
-        rows, squares, norms, cosine, total, back, back_total, squares_unseen, total_unseen = (
-            self.sums
-        )
+        (
+            rows,
+            squares,
+            norms,
+            cosine,
+            total,
+            back,
+            back_total,
+            squares_unseen,
+            total_unseen,
+        ) = self.sums
         fvu = squares / total
         return {
             "mse": squares / (rows * self.widths),
@@ -218,5 +247,6 @@ class MapErrors(DoubleMetric):
             "relative_error": fvu.sqrt(),
             "cosine": cosine / rows,
             "fvu_inverse": back / back_total,
-            "round_trip": self.worst[0] / self.worst[1],  # 0/0, so NaN, without an inverse
+            "round_trip": self.worst[0]
+            / self.worst[1],  # 0/0, so NaN, without an inverse
         }

@@ -86,10 +86,15 @@ def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
 
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
     """A new folder for a part of a run, and its newest file of maps and last.ckpt, or None where there is none."""
-    tries = sorted(folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2]))
+    tries = sorted(
+        folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2])
+    )
     done = resumable = None
     for path in tries:
-        for name in ("aligners.ckpt", "aligners.safetensors"):  # the first in earlier versions
+        for name in (
+            "aligners.ckpt",
+            "aligners.safetensors",
+        ):  # the first in earlier versions
             if (path / name).is_file():
                 done = path / name
         if (path / "last.ckpt").is_file():
@@ -97,7 +102,9 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
     return folder / f"part-{number}-{len(tries) + 1}", done, resumable
 
 
-def check_part(file: Path, sites: str, module: Alignment, data: PairedActivations) -> None:
+def check_part(
+    file: Path, sites: str, module: Alignment, data: PairedActivations
+) -> None:
     """Check that a finished part belongs to a run.
 
     Args:
@@ -135,7 +142,9 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.safetensors."""
     parts = [load_bank(file) for file in files]
     first = parts[0]
-    joined = replace(first, path=folder / "aligners.safetensors", maps={}, pairs={}, training={})
+    joined = replace(
+        first, path=folder / "aligners.safetensors", maps={}, pairs={}, training={}
+    )
     joined.data = {**first.data, "sites": []}
     sites = []  # as they were typed
     for part in parts:
@@ -147,7 +156,9 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     for route, maps in first.maps.items():
         joined.maps[route] = {}
         for name in maps:
-            joined.maps[route][name] = join_banks([part.maps[route][name] for part in parts])
+            joined.maps[route][name] = join_banks(
+                [part.maps[route][name] for part in parts]
+            )
     for key in first.training:
         joined.training[key] = join_records([part.training[key] for part in parts])
     joined.moments = _join_moments([cast(Moments, part.moments) for part in parts])

@@ -41,13 +41,17 @@ class MomentsSoFar:
         """Add a batch: for each bank, x (S, N, d_x) and y (S, N, d_y)."""
         for name, (x, y) in rows.items():
             if name not in self.metrics:
-                self.metrics[name] = MomentsMetric(len(x), x.shape[-1], y.shape[-1]).to(x.device)
+                self.metrics[name] = MomentsMetric(len(x), x.shape[-1], y.shape[-1]).to(
+                    x.device
+                )
             self.metrics[name].update(x, y)
         self.batches += 1
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for a checkpoint."""
-        sums = {name: metric.moments()._asdict() for name, metric in self.metrics.items()}
+        sums = {
+            name: metric.moments()._asdict() for name, metric in self.metrics.items()
+        }
         return {"batches": self.batches, "metrics": sums}
 
     @classmethod
@@ -91,7 +95,9 @@ def read_moments(
     kept = None
     if about is not None and isinstance(loader, StoredLoader):
         # named by everything that decides what this pass gives
-        kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
+        kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(
+            ".safetensors"
+        )
         if trainer.strategy.broadcast(kept.is_file()):
             return _load(kept, trainer.strategy.root_device)
 
@@ -99,7 +105,9 @@ def read_moments(
     left = max(min(len(loader), batches) - reading.batches, 0)
     cast(LengthBatches, loader.sampler).skip(reading.batches)
     module = trainer.lightning_module
-    for batch in track(islice(loader, left), "Reading moments", left, disable=hidden(trainer)):
+    for batch in track(
+        islice(loader, left), "Reading moments", left, disable=hidden(trainer)
+    ):
         reading.add(rows(batch))
         if isinstance(module, BankTraining) and module.after_moments_batch is not None:
             module.after_moments_batch()
@@ -112,7 +120,9 @@ def read_moments(
 
 
 def _load(file: Path, device: torch.device) -> dict[str, Moments]:
-    stored = nested({name: value.to(device) for name, value in load_tensors(file).items()})
+    stored = nested(
+        {name: value.to(device) for name, value in load_tensors(file).items()}
+    )
     return {name: Moments(**parts) for name, parts in stored.items()}
 
 
@@ -150,6 +160,10 @@ def moments_of_states(
         about["split"] = split
 
     def read(texts: TextBatch) -> Mapping[str, tuple[Tensor, Tensor]]:
-        return rows(trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0)))
+        return rows(
+            trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0))
+        )
 
-    return read_moments(trainer, loader, read, data.reader.check, batches, reading, about)
+    return read_moments(
+        trainer, loader, read, data.reader.check, batches, reading, about
+    )

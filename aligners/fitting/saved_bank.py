@@ -75,7 +75,10 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
         )
     with torch.random.fork_rng(devices=[]):
         return known[name](
-            description["sites"], description["d_x"], description["d_y"], **description["options"]
+            description["sites"],
+            description["d_x"],
+            description["d_y"],
+            **description["options"],
         )
 
 
@@ -95,7 +98,10 @@ def _precision(state: Mapping[str, Tensor]) -> torch.dtype | None:
 
 def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     """Some places of a bank as a bank of their own, frozen."""
-    description = {**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])}
+    description = {
+        **describe_aligner(bank),
+        "sites": len(torch.arange(bank.sites)[places]),
+    }
     state = {name: value[places] for name, value in bank.state_dict().items()}
     return restored(description, state).requires_grad_(False).eval()
 
@@ -158,7 +164,9 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
     """
     sided = isinstance(present, Mapping)
     different = []
-    for place, (before, after) in enumerate(zip_longest(_listed(stored), _listed(present))):
+    for place, (before, after) in enumerate(
+        zip_longest(_listed(stored), _listed(present))
+    ):
         before = before or NO_MODEL
         after = after or NO_MODEL
         if differing(before, after):
@@ -280,7 +288,10 @@ def refuse_other_bank(
 
 
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
-DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
+DIRECTIONS = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+}  # as reports and messages call them
 ROUTE = re.compile(r"\d+_\d+")
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
 # Attributes that JSON can hold.
@@ -359,7 +370,9 @@ def every_map(name: str, kind: str) -> bool:
     return True
 
 
-def load_bank(path: Path | str, *, arrays: bool = False, wanted: Wanted = every_map) -> StoredBank:
+def load_bank(
+    path: Path | str, *, arrays: bool = False, wanted: Wanted = every_map
+) -> StoredBank:
     """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
 
     Args:
@@ -379,7 +392,9 @@ def load_bank(path: Path | str, *, arrays: bool = False, wanted: Wanted = every_
         command = _goes_on_with(file)
         bank = None if command else _read(file, wanted)
     except FileNotFoundError:
-        raise UserError(f"Expected a checkpoint at {path}, but there is no such file.") from None
+        raise UserError(
+            f"Expected a checkpoint at {path}, but there is no such file."
+        ) from None
     except Exception as error:  # reading any other file can raise anything
         raise UserError(
             f"Expected {path} to be a checkpoint written by `train.py fit` or `train.py stitch`, but it cannot be read "
@@ -429,7 +444,9 @@ def _finite_sites(aligner: Aligner) -> Tensor:
 
     Not every buffer is: what a closed form says of itself may be NaN where there is nothing to say.
     """
-    zeros = torch.zeros(aligner.sites, 1, aligner.d_x, dtype=_precision(aligner.state_dict()))
+    zeros = torch.zeros(
+        aligner.sites, 1, aligner.d_x, dtype=_precision(aligner.state_dict())
+    )
     sound = aligner(zeros).isfinite().flatten(1).all(1)
     for name, weight in aligner.named_parameters():
         sound[aligner.places(name)] &= weight.isfinite().flatten(1).all(1)
@@ -460,7 +477,9 @@ def _check_names_in(described: Mapping[str, Any]) -> None:
     """
     for route, entries in described["maps"].items():
         if not ROUTE.fullmatch(route):
-            raise UserError(f"it holds a route {route!r} between models that are no numbers")
+            raise UserError(
+                f"it holds a route {route!r} between models that are no numbers"
+            )
         check_names(entries, "aligners")
     for route, pairs in described["pairs"].items():
         sites = list(chain(*pairs))

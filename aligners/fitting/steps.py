@@ -134,7 +134,9 @@ def learning_rates(
     def by_rows(step: int) -> float:
         return share * course(step)
 
-    courses = [by_rows if group.get("by_rows") else course for group in optimizer.param_groups]
+    courses = [
+        by_rows if group.get("by_rows") else course for group in optimizer.param_groups
+    ]
     return LambdaLR(optimizer, courses, done - 1)
 
 
@@ -245,7 +247,11 @@ class SiteSteps:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, aligners: Iterable[Aligner], *, averaged: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        aligners: Iterable[Aligner],
+        *,
+        averaged: bool,
     ) -> None:
         self.optimizer = optimizer
         self.averaged = averaged
@@ -277,7 +283,10 @@ class SiteSteps:
         """Put the last weights into the parameters, and return the averages that they held."""
         means: dict[nn.Parameter, Tensor] = {}
         for parameter in self._parameters():
-            if parameter in self.optimizer.state and LAST in self.optimizer.state[parameter]:
+            if (
+                parameter in self.optimizer.state
+                and LAST in self.optimizer.state[parameter]
+            ):
                 means[parameter] = parameter.data
                 parameter.data = self.optimizer.state[parameter][LAST]
         return means

@@ -75,7 +75,9 @@ def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The methods whose maps are trained in all of their rows: those that a report may compare."""
     by_method: dict[str, bool] = {}
     for row in rows:
-        by_method[row["method"]] = by_method.get(row["method"], True) and is_trained(row)
+        by_method[row["method"]] = by_method.get(row["method"], True) and is_trained(
+            row
+        )
     return [method for method, trained in by_method.items() if trained]
 
 
@@ -169,8 +171,12 @@ def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             if row.get("role", "method") == "method" and row.get(column) is not None:
                 found.setdefault(row["method"], []).append(row[column])
         if found:
-            each = ", ".join(f"{name} {_span(values)}" for name, values in found.items())
-            sentences.append(f"FVU {which} the rows that are far from all others: {each}.")
+            each = ", ".join(
+                f"{name} {_span(values)}" for name, values in found.items()
+            )
+            sentences.append(
+                f"FVU {which} the rows that are far from all others: {each}."
+            )
     return sentences
 
 

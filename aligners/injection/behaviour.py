@@ -61,10 +61,14 @@ def stitched_logits(
 
 def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
     """What the target answers with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
-    return chosen(_stitched(route, pair, batch, mapped), batch.targets, route.target.class_map)
+    return chosen(
+        _stitched(route, pair, batch, mapped), batch.targets, route.target.class_map
+    )
 
 
-def bank_answers(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[UnitAnswers]:
+def bank_answers(
+    route: Route, batch: TaskBatch, mapped: Tensor
+) -> Iterator[UnitAnswers]:
     """Score what the target answers with the mapped rows (S, N, d_y) at each site in turn, one site's logits held."""
     groups = route.target.class_map
     for pair, rows in enumerate(mapped):
@@ -73,7 +77,12 @@ def bank_answers(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Uni
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
     return stitched_logits(
-        route.target, batch.inputs, route.pairs[pair][1], batch.rows, mapped, route.component
+        route.target,
+        batch.inputs,
+        route.pairs[pair][1],
+        batch.rows,
+        mapped,
+        route.component,
     )
 
 
@@ -98,10 +107,16 @@ class ReadStates:
     def _at(self, model: FrozenModel, sites: list[int]) -> Tensor:
         held, rows = self._rows[model]
         # one by one: a list as index would have to be copied to the device, which waits for it
-        return rows if sites == held else torch.stack([rows[held.index(site)] for site in sites])
+        return (
+            rows
+            if sites == held
+            else torch.stack([rows[held.index(site)] for site in sites])
+        )
 
 
-def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False) -> ReadStates:
+def read_all(
+    routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
+) -> ReadStates:
     """Run each model's front once, as far as any route needs it.
 
     Args:
@@ -115,7 +130,10 @@ def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
         wanted.setdefault(route.source, set()).update(i for i, _ in route.pairs)
         if targets:
             wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
-    sites, stored = {model: sorted(at) for model, at in wanted.items()}, batch.texts.stored
+    sites, stored = (
+        {model: sorted(at) for model, at in wanted.items()},
+        batch.texts.stored,
+    )
     rows = {
         m: read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m))
         for m, at in sites.items()
@@ -142,7 +160,13 @@ BEHAVIOUR_COLUMNS = (
     "accuracy_source_pooler",
 )  # fmt: skip
 # What stands beside the maps and needs no site, by what is asked: ceilings, then floors.
-OF_LABELS = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
+OF_LABELS = (
+    "native_x",
+    "native_y",
+    "random_classifier",
+    "random_label",
+    "constant_label",
+)
 OF_TOKENS = ("native_x", "native_y", "unigram")
 DRAWS = {
     "random_classifier": 20
@@ -150,7 +174,9 @@ DRAWS = {
 BITS = math.log(2)
 
 
-Natives = dict[FrozenModel, UnitAnswers]  # what each model that knows the task answers by itself
+Natives = dict[
+    FrozenModel, UnitAnswers
+]  # what each model that knows the task answers by itself
 
 
 class Behaviour:
@@ -179,14 +205,20 @@ class Behaviour:
         self._random = asked.random
         ends = route.source, route.target
         alike = len({(model.width, *pooler_of(model.model)) for model in ends}) == 1
-        self.source_pooler = pooler_of(route.source.model) if source_pooler and alike else {}
+        self.source_pooler = (
+            pooler_of(route.source.model) if source_pooler and alike else {}
+        )
         self.scored = [*BEHAVIOUR, *(["pooled"] if self.source_pooler else [])]
         # one added to each, so that no token is impossible
         self._unigrams = (
-            None if token_counts is None else ((token_counts + 1) / (token_counts + 1).sum()).log()
+            None
+            if token_counts is None
+            else ((token_counts + 1) / (token_counts + 1).sum()).log()
         )
 
-    def injected(self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers) -> dict[str, Tensor]:
+    def injected(
+        self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers
+    ) -> dict[str, Tensor]:
         """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
 
         Args:
@@ -196,7 +228,9 @@ class Behaviour:
         """
         sums = self._sums(bank_answers(self.route, batch, mapped), batch, own)
         return sums | (
-            {"pooled": self._through_source_pooler(batch, mapped)} if self.source_pooler else {}
+            {"pooled": self._through_source_pooler(batch, mapped)}
+            if self.source_pooler
+            else {}
         )
 
     def _through_source_pooler(self, batch: TaskBatch, mapped: Tensor) -> Tensor:
@@ -207,7 +241,9 @@ class Behaviour:
         )
         with with_head(target.model, self.source_pooler):
             for place in [
-                place for place, (_, site) in enumerate(self.route.pairs) if site == target.depth
+                place
+                for place, (_, site) in enumerate(self.route.pairs)
+                if site == target.depth
             ]:
                 logits = stitched_logits(
                     target, batch.inputs, target.depth, batch.rows, mapped[place]
@@ -222,12 +258,16 @@ class Behaviour:
             answer
             for name in self.whole
             for answer in (
-                self._fresh_heads(batch) if name in DRAWS else [self._answers(name, batch, natives)]
+                self._fresh_heads(batch)
+                if name in DRAWS
+                else [self._answers(name, batch, natives)]
             )
         )
         return {
             name: sums[:, None]
-            for name, sums in self._sums(answers, batch, natives[self.route.target]).items()
+            for name, sums in self._sums(
+                answers, batch, natives[self.route.target]
+            ).items()
         }
 
     def _sums(
@@ -242,13 +282,24 @@ class Behaviour:
                 "units": torch.ones_like(given.loss),
             }
             units["agree"] = (
-                given.correct if self.asked.regression else agreement(given.answer, own.answer)
+                given.correct
+                if self.asked.regression
+                else agreement(given.answer, own.answer)
             )
-            sums = {name: per_text_sums(values, batch.targets) for name, values in units.items()}
-            of_texts = self.asked.unit == "text"  # of many tokens there is no one answer
-            sums["answer"] = given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
+            sums = {
+                name: per_text_sums(values, batch.targets)
+                for name, values in units.items()
+            }
+            of_texts = (
+                self.asked.unit == "text"
+            )  # of many tokens there is no one answer
+            sums["answer"] = (
+                given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
+            )
             results.append(sums)
-        return {name: torch.stack([sums[name] for sums in results]) for name in BEHAVIOUR}
+        return {
+            name: torch.stack([sums[name] for sums in results]) for name in BEHAVIOUR
+        }
 
     def _fresh_heads(self, batch: TaskBatch) -> Iterator[UnitAnswers]:
         """The answers of freshly drawn heads to Y's own last states."""
@@ -259,7 +310,9 @@ class Behaviour:
                 DRAWS["random_classifier"] * self.seed + draw
             ):  # others for every seed
                 logits = target.tail(batch.inputs, target.depth, states)
-            yield batch_answers(logits, batch.targets, one_after_another(target.class_map))
+            yield batch_answers(
+                logits, batch.targets, one_after_another(target.class_map)
+            )
 
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
         """The answers of a method that needs no site."""
@@ -268,13 +321,17 @@ class Behaviour:
             return natives[target]
         nothing = torch.full(right.shape, torch.nan, device=right.device)
         if name == "native_x":  # which need not know the task
-            return natives.get(self.route.source, UnitAnswers(nothing, nothing, nothing))
+            return natives.get(
+                self.route.source, UnitAnswers(nothing, nothing, nothing)
+            )
         if name == "unigram":  # the frequencies of tokens in the fitting texts
             self._unigrams = cast(Tensor, self._unigrams).to(
                 right.device
             )  # once: a copy to the device waits for it
             answer = self._unigrams.argmax().expand_as(right)
-            return UnitAnswers(-self._unigrams[right], (answer == right).float(), answer.double())
+            return UnitAnswers(
+                -self._unigrams[right], (answer == right).float(), answer.double()
+            )
         if name == "random_label":
             self._random = cast(Tensor, self._random).to(right)  # once, likewise
             answer = self._random[batch.texts.text]
@@ -286,7 +343,9 @@ class Behaviour:
         return UnitAnswers(nothing, (answer == right).float(), answer.double())
 
 
-def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -> dict[str, Tensor]:
+def behaviour_columns(
+    table: Sums, native: Sums, asked: ScoredTask, seed: int
+) -> dict[str, Tensor]:
     """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts.
 
     Where numbers are predicted there is no accuracy, no penalty in nats, and agreement is Pearson's correlation with
@@ -311,7 +370,9 @@ def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -
         own_score = task_score(asked.score, native["answer"], asked.labels)
     answers = table["answer"], native["answer"]
     agreement = (
-        task_score("pearson", *answers) if asked.regression else table["agree"].sum(-1) / total
+        task_score("pearson", *answers)
+        if asked.regression
+        else table["agree"].sum(-1) / total
     )
     perplexity = loss.exp() if asked.unit == "token" else missing
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
@@ -325,5 +386,9 @@ def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -
         per_byte,
     )
     return dict(
-        zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement, pooled), strict=True)
+        zip(
+            BEHAVIOUR_COLUMNS,
+            (*accuracies, *score, *losses, agreement, pooled),
+            strict=True,
+        )
     )

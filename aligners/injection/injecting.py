@@ -18,7 +18,12 @@ from aligners.errors import UserError, check_known
 from aligners.fitting.bank_training import BankTraining, stored_of
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.read_moments import moments_of_states
-from aligners.fitting.saved_bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
+from aligners.fitting.saved_bank import (
+    DIRECTIONS,
+    FORWARD,
+    StoredBank,
+    refuse_other_bank,
+)
 from aligners.fitting.training_status import few_rows
 from aligners.injection.behaviour import (
     OF_LABELS,
@@ -90,7 +95,11 @@ class Evaluation(pl.LightningModule):
         self.stream: Any = stream_of(self.trainer, self.kind)
         self.panels, self.rows = nn.ModuleList(), []
         self.stream.leave_out(
-            {str(bank.path): bank.fitted for bank in self.stored if bank.fitted is not None}
+            {
+                str(bank.path): bank.fitted
+                for bank in self.stored
+                if bank.fitted is not None
+            }
         )
         self.n_texts = len(self.stream.split("test"))
         self.prepare_panels()
@@ -102,7 +111,10 @@ class Evaluation(pl.LightningModule):
             labels: of each classifier that answers, what was matched with what.
         """
         return {
-            **{name: getattr(self.asked, name, None) for name in ("task", "unit", "score")},
+            **{
+                name: getattr(self.asked, name, None)
+                for name in ("task", "unit", "score")
+            },
             "labels": {model.name: words for model, words in labels.items()},
             "cautions": matched_by_number(self.stream, list(labels)),
             "seed": self.seed,
@@ -128,16 +140,26 @@ class Evaluation(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """Run the self-test, on a few of the held-out texts."""
-        few = self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
+        few = self.stream.split("test")[list(range(min(8, self.n_texts)))].to(
+            self.device
+        )
         for target in self.injected_into():
-            target.self_test(few.inputs[self.stream.frozen.index(target)], self.stream.component)
+            target.self_test(
+                few.inputs[self.stream.frozen.index(target)], self.stream.component
+            )
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
         panels = cast(Sequence[Panel], self.panels)
-        self.rows = [row for panel in panels for row in panel.rows(quiet=hidden(self._trainer))]
+        self.rows = [
+            row for panel in panels for row in panel.rows(quiet=hidden(self._trainer))
+        ]
         self.doubt_orders(
-            {name: answers for panel in panels for name, answers in panel.native_answers.items()}
+            {
+                name: answers
+                for panel in panels
+                for name, answers in panel.native_answers.items()
+            }
         )
 
     def doubt_orders(self, native: dict[str, Tensor]) -> None:
@@ -149,7 +171,8 @@ class Evaluation(pl.LightningModule):
         if self.asked is None or self.asked.labels is None or self.asked.regression:
             return
         cautions = [
-            wrong_order(name, answers, self.asked.labels) for name, answers in native.items()
+            wrong_order(name, answers, self.asked.labels)
+            for name, answers in native.items()
         ]
         self.meta["cautions"] = [*self.meta["cautions"], *filter(None, cautions)]
 
@@ -201,7 +224,8 @@ class InjectionEvaluation(Evaluation):
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
         banks = [
-            stored_of(maps) for maps in ([stored] if isinstance(stored, BankTraining) else stored)
+            stored_of(maps)
+            for maps in ([stored] if isinstance(stored, BankTraining) else stored)
         ]
         if all(bank.moments is None for bank in banks):
             raise UserError(
@@ -224,20 +248,27 @@ class InjectionEvaluation(Evaluation):
         described = data.describe()
         check_stored(self.stored, described, reader.sites)
         self.routes = paired_routes(data, both_directions=self.both_directions)
-        task = InjectedTask.of(data, self.routes, masked_share=self.masked_share, seed=self.seed)
+        task = InjectedTask.of(
+            data, self.routes, masked_share=self.masked_share, seed=self.seed
+        )
         self.not_injected, self.answering, self.asked = (
             task.not_injected,
             task.answering,
             task.asked,
         )
         known = [
-            checkpoint for checkpoint in reversed(self.stored) if checkpoint.moments is not None
+            checkpoint
+            for checkpoint in reversed(self.stored)
+            if checkpoint.moments is not None
         ]
         self.fitted = {
-            stored_kind(checkpoint): cast(Moments, checkpoint.moments) for checkpoint in known
+            stored_kind(checkpoint): cast(Moments, checkpoint.moments)
+            for checkpoint in known
         }
         injects = [TOKENS] if self.injected_into() else []
-        self.kinds = list(dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects]))
+        self.kinds = list(
+            dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects])
+        )
         data.plan(
             Plan(
                 self.kinds,
@@ -256,7 +287,9 @@ class InjectionEvaluation(Evaluation):
             "cautions": answers["cautions"] + few_rows(*self.fitted.values()),
             "masked_share": self.masked_share if masked else None,
             "not_injected": {
-                DIRECTIONS[r.key]: why for r, why in self.not_injected.items() if why is not None
+                DIRECTIONS[r.key]: why
+                for r, why in self.not_injected.items()
+                if why is not None
             },
         }
 
@@ -270,10 +303,16 @@ class InjectionEvaluation(Evaluation):
         validation = self._validation_moments()
         self.meta |= {"methods": {}, "refusals": {}}
         for route in self.routes:
-            methods, refusals = route_methods(route, self.stored, self.closed_form, validation)
+            methods, refusals = route_methods(
+                route, self.stored, self.closed_form, validation
+            )
             way = DIRECTIONS[route.key]
-            self.meta["methods"] |= {f"{way}.{method.name}": method.about for method in methods}
-            self.meta["refusals"] |= {f"{way}.{name}": why for name, why in refusals.items()}
+            self.meta["methods"] |= {
+                f"{way}.{method.name}": method.about for method in methods
+            }
+            self.meta["refusals"] |= {
+                f"{way}.{name}": why for name, why in refusals.items()
+            }
             for kind in self.kinds:
                 injects = kind == TOKENS and self.not_injected[route] is None
                 if injects or kind == self.stream.reader.kind or kind in self.fitted:
@@ -291,7 +330,9 @@ class InjectionEvaluation(Evaluation):
             for bank in self.stored
             if bank.data.get("far_rows", "keep") != self.stream.far_rows
         }
-        return {kind: moments for kind, moments in self.fitted.items() if kind not in other}
+        return {
+            kind: moments for kind, moments in self.fitted.items() if kind not in other
+        }
 
     def _validation_moments(self) -> Moments | None:
         """Moments on which ridges that no checkpoint holds choose their strength, as in a fit."""
@@ -304,7 +345,10 @@ class InjectionEvaluation(Evaluation):
         first = next(bank for bank in self.stored if bank.moments is not None)
         kind, device = stored_kind(first), cast(Moments, first.moments).n.device
         return Moments(
-            *(part.to(device) for part in self._moments("validation", [kind])[str(kind)])
+            *(
+                part.to(device)
+                for part in self._moments("validation", [kind])[str(kind)]
+            )
         )
 
     def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
@@ -312,9 +356,13 @@ class InjectionEvaluation(Evaluation):
 
         def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
             pairs = zip(self.kinds, (batch, *batch.others), strict=True)
-            return {str(kind): (rows.x, rows.y) for kind, rows in pairs if kind in kinds}
+            return {
+                str(kind): (rows.x, rows.y) for kind, rows in pairs if kind in kinds
+            }
 
-        return moments_of_states(self.stream, rows_of, split, kinds=[str(kind) for kind in kinds])
+        return moments_of_states(
+            self.stream, rows_of, split, kinds=[str(kind) for kind in kinds]
+        )
 
     def _panel(
         self,
@@ -334,7 +382,9 @@ class InjectionEvaluation(Evaluation):
             kind=str(kind),
             means=(moments.mean_x, moments.mean_y),
             behaviour=self._behaviour(route) if injects else None,
-            others=len(self.stream.split("other")) if self.other_text is not None else 0,
+            others=len(self.stream.split("other"))
+            if self.other_text is not None
+            else 0,
             fitting=self.fitting_errors,
             retrieval=HeldOutRows(*sizes, self.seed, self.device),
             far_rows=self.stream.far_rows,
@@ -343,7 +393,9 @@ class InjectionEvaluation(Evaluation):
     def _behaviour(self, route: Route) -> Behaviour:
         scored = cast(ScoredTask, self.asked)
         if scored.unit == "text":
-            return Behaviour(route, scored, OF_LABELS, self.seed, source_pooler=self.source_pooler)
+            return Behaviour(
+                route, scored, OF_LABELS, self.seed, source_pooler=self.source_pooler
+            )
         tokens, special, _ = self.stream.split("fit").first_tokens()
         counted = tokens if scored.task == "causal" else tokens[~special]
         counts = counted.long().bincount(
@@ -354,12 +406,16 @@ class InjectionEvaluation(Evaluation):
     def injected_into(self) -> list[FrozenModel]:
         """The targets of the routes on which states are injected."""
         return list(
-            dict.fromkeys(route.target for route, why in self.not_injected.items() if why is None)
+            dict.fromkeys(
+                route.target for route, why in self.not_injected.items() if why is None
+            )
         )
 
     # ------------------------------------------------------------------ the passes
 
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Score a batch of held-out, other or fitting texts. Each model answers once, as X, as Y, or as both."""
         by_kind = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
         split, task = self.stream.splits[dataloader_idx], batch.task
@@ -368,7 +424,9 @@ class InjectionEvaluation(Evaluation):
         injecting = [panel.route for panel in panels if panel.behaviour is not None]
         masked = task is not None and self.meta["masked_share"] is not None
         far = any(paired.whole is not None for paired in by_kind.values())
-        states = read_all(injecting, cast(TaskBatch, task), targets=far) if masked else None
+        states = (
+            read_all(injecting, cast(TaskBatch, task), targets=far) if masked else None
+        )
         for panel in panels:
             paired = by_kind[panel.kind]
             read, beside = _oriented(paired, panel.route), paired.counterpart
@@ -377,7 +435,8 @@ class InjectionEvaluation(Evaluation):
                 continue
             if panel.behaviour is not None:
                 read = read._replace(
-                    task=task, injected=None if states is None else states.sources(panel.route)
+                    task=task,
+                    injected=None if states is None else states.sources(panel.route),
                 )
             if beside is not None:
                 read = read._replace(beside=_oriented(beside, panel.route))
@@ -394,12 +453,16 @@ class InjectionEvaluation(Evaluation):
         """Check the states of the last batch as well."""
         self.stream.reader.check.flush()
         super().on_test_epoch_end()
-        self.rows = [row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows]
+        self.rows = [
+            row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows
+        ]
 
 
 def _oriented(batch: PairedBatch, route: Route) -> PanelBatch:
     """A batch as a route reads it."""
-    return PanelBatch(batch, *((batch.x, batch.y) if route.key == FORWARD else (batch.y, batch.x)))
+    return PanelBatch(
+        batch, *((batch.x, batch.y) if route.key == FORWARD else (batch.y, batch.x))
+    )
 
 
 def check_stored(
@@ -416,4 +479,6 @@ def check_stored(
         ValueError: naming the checkpoint and what differs.
     """
     for bank in stored:
-        refuse_other_bank(bank, present["models"], present["component"], {FORWARD: sites})
+        refuse_other_bank(
+            bank, present["models"], present["component"], {FORWARD: sites}
+        )

@@ -30,7 +30,15 @@ from aligners.similarity.algebra.moments import Moments
 
 logger = logging.getLogger(__name__)
 Maps = dict[str, dict[str, Aligner]]  # key of a route -> name -> map
-KINDS: tuple[type[Aligner], ...] = (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
+KINDS: tuple[type[Aligner], ...] = (
+    Linear,
+    Ridge,
+    Procrustes,
+    Permutation,
+    CCA,
+    SVCCA,
+    PWCCA,
+)
 CLOSED_FORMS = {kind.__name__.lower(): kind for kind in KINDS}
 FLOORS = ("mean", "identity", "random_embedding")
 
@@ -63,7 +71,13 @@ class Method(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, role: str, aligner: Aligner, about: dict[str, Any], *, turned: bool = False
+        cls,
+        name: str,
+        role: str,
+        aligner: Aligner,
+        about: dict[str, Any],
+        *,
+        turned: bool = False,
     ) -> Self:
         """The method of an aligner, or of its inverse.
 
@@ -74,10 +88,17 @@ class Method(NamedTuple):
             about: what a report says of it.
             turned: whether its inverse is what maps.
         """
-        there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
+        there, back = (
+            (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
+        )
         inverse = back if aligner.invertible else None
         return cls(
-            name, role, lambda rows, batch: mapped_rows(there, rows), inverse, about, aligner
+            name,
+            role,
+            lambda rows, batch: mapped_rows(there, rows),
+            inverse,
+            about,
+            aligner,
         )
 
     def outcome(self, site: int) -> str | None:
@@ -106,13 +127,18 @@ def route_methods(
     first = next(bank for bank in stored if bank.moments is not None)
     moments = cast(Moments, first.moments)
     if route.key == BACKWARD:
-        moments, validation = moments.swap(), None if validation is None else validation.swap()
+        moments, validation = (
+            moments.swap(),
+            None if validation is None else validation.swap(),
+        )
     held = _held_by(stored, route.key)
     methods, refusals = [], {}
     for name in closed_form:
         if name in held:
             continue
-        aligner = CLOSED_FORMS[name](len(route.pairs), route.source.width, route.target.width)
+        aligner = CLOSED_FORMS[name](
+            len(route.pairs), route.source.width, route.target.width
+        )
         try:
             fit_map(name, aligner, moments, validation)
         except ValueError as error:
@@ -131,21 +157,31 @@ def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
     """The maps of checkpoints that lead this way, or whose inverse does; a second one of a name becomes `name_2`."""
     methods: dict[str, Method] = {}
     for bank in stored:
-        maps = {name: (aligner, route) for name, aligner in bank.maps.get(route, {}).items()}
+        maps = {
+            name: (aligner, route) for name, aligner in bank.maps.get(route, {}).items()
+        }
         if route == BACKWARD:
             forward = bank.maps.get(FORWARD, {}).items()
-            maps |= {name: (aligner, FORWARD) for name, aligner in forward if aligner.bijective}
+            maps |= {
+                name: (aligner, FORWARD)
+                for name, aligner in forward
+                if aligner.bijective
+            }
         for name, (aligner, fitted) in maps.items():
             turned, taken = fitted != route, {*FLOORS, *OF_LABELS, *OF_TOKENS, *methods}
             free = next(
-                n for n in chain([name], (f"{name}_{k}" for k in count(2))) if n not in taken
+                n
+                for n in chain([name], (f"{name}_{k}" for k in count(2)))
+                if n not in taken
             )
             about = {
                 **describe_map(aligner, turned),
                 **({"fit": TASK_LOSS} if bank.command == "stitch" else {}),
                 "fitted_on": str(stored_kind(bank)),
                 "checkpoint": str(bank.path),
-                "training": outcomes(bank.training.get(f"{fitted}.{name}"), aligner.sites),
+                "training": outcomes(
+                    bank.training.get(f"{fitted}.{name}"), aligner.sites
+                ),
             }
             methods[free] = Method.of(free, "method", aligner, about, turned=turned)
     return methods
@@ -172,7 +208,8 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
 
     about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
     methods = [
-        Method.of(name, "floor", aligner, describe_map(aligner)) for name, aligner in floors.items()
+        Method.of(name, "floor", aligner, describe_map(aligner))
+        for name, aligner in floors.items()
     ]
     return [*methods, Method("random_embedding", "floor", drawn, None, about)]
 
@@ -188,7 +225,8 @@ def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
         "class": type(aligner).__name__,
         "options": aligner.options(),
         **aligner.findings(),
-        "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites or None,
+        "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites
+        or None,
         "fit": how_fitted(aligner, turned=turned),
         "bijective": aligner.bijective,
     }
@@ -227,8 +265,15 @@ def between_two_models(bank: StoredBank) -> StoredBank:
             f"Expected stitching layers between two models, but {bank.path} was trained on {len(models)}. Measure them "
             "with `evaluate.py stitch --checkpoint`."
         )
-    rows = {"rows": "tokens", "special_tokens": True, "held_out_types": 0.0, "far_rows": "keep"}
-    named = {f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)}
+    rows = {
+        "rows": "tokens",
+        "special_tokens": True,
+        "held_out_types": 0.0,
+        "far_rows": "keep",
+    }
+    named = {
+        f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)
+    }
     named |= {
         f"revision_{side}": name
         for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)
@@ -253,7 +298,8 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
     unknown, present = SeenTypes(None, frozenset()), data.config()
     decide = ("text", "rows", "special_tokens", "max_length")
     of_the_run = [
-        all(bank.data_config[name] == present[name] for name in decide) for bank in stored
+        all(bank.data_config[name] == present[name] for name in decide)
+        for bank in stored
     ]
     types = [
         bank.seen or (data.seen if own else unknown)
@@ -270,7 +316,9 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
 # ---------------------------------------------------------------------- maps of an earlier run in a stitching run
 
 
-def fitted_maps(bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]) -> Maps:
+def fitted_maps(
+    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
+) -> Maps:
     """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
 
     Maps that `train.py fit` fitted belong to the routes between the first two models.
@@ -289,7 +337,9 @@ def fitted_maps(bank: StoredBank, routes: Sequence[Route], models: Sequence[Froz
     return {key: bank.maps[key] for key in pairs}
 
 
-def fitted_layers(bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]) -> Maps:
+def fitted_layers(
+    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
+) -> Maps:
     """Copies of a finished run's maps that can be trained on: a linear closed form goes on as an affine layer.
 
     Maps that neither have parameters nor are linear are left out, and that is said in the log.
@@ -307,11 +357,15 @@ def fitted_layers(bank: StoredBank, routes: Sequence[Route], models: Sequence[Fr
                 )
             elif isinstance(aligner, Affine):
                 moments = cast(Moments, bank.moments)
-                layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
+                layer = AffineLayer(
+                    aligner.sites, aligner.d_x, aligner.d_y, start="linear"
+                )
                 layer.adopt(aligner, moments if key == FORWARD else moments.swap())
                 layers[key][f"{name}_stitched"] = layer
             else:
                 logger.warning(
-                    "%s holds %s, which has nothing to train and is left out.", bank.path, name
+                    "%s holds %s, which has nothing to train and is left out.",
+                    bank.path,
+                    name,
                 )
     return layers

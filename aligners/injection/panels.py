@@ -53,7 +53,11 @@ Inverse = Callable[[Tensor], Tensor]
 
 
 def text_totals(
-    rows: Rows, source: Tensor, target: Tensor, mean_source: Tensor | None, mean_target: Tensor
+    rows: Rows,
+    source: Tensor,
+    target: Tensor,
+    mean_source: Tensor | None,
+    mean_target: Tensor,
 ) -> Sums:
     """What the errors of every method are compared with: those of `ERRORS` that need none, quantity -> (S, B).
 
@@ -95,7 +99,9 @@ def text_errors(
         "squares": squares,
         "squares_unseen": of_unseen(squares, rows),
         "norm": squares.sqrt(),
-        "cosine": torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1),
+        "cosine": torch.nn.functional.cosine_similarity(
+            mapped.double(), target.double(), dim=-1
+        ),
     }
     errors = {name: per_text_sums(part, rows) for name, part in values.items()}
     if inverse is None:
@@ -224,10 +230,16 @@ class Panel(nn.Module):
         self.retrieval = retrieval
         self.far_rows = far_rows
         self.far_errors = nn.ModuleList()
-        self.owned = nn.ModuleList(method.aligner for method in self.methods if method.aligner)
+        self.owned = nn.ModuleList(
+            method.aligner for method in self.methods if method.aligner
+        )
         mean_source, mean_target = means or (None, None)
-        self.register_buffer("mean_source", None if mean_source is None else mean_source[:, None])
-        self.register_buffer("mean_target", None if mean_target is None else mean_target[:, None])
+        self.register_buffer(
+            "mean_source", None if mean_source is None else mean_source[:, None]
+        )
+        self.register_buffer(
+            "mean_target", None if mean_target is None else mean_target[:, None]
+        )
 
         count, sites = len(self.methods), len(route.pairs)
         scored: list[str] = []
@@ -242,7 +254,9 @@ class Panel(nn.Module):
             self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts)
         self.scores = TextScores(scored, count, sites, texts)
         self.lengths = TextScores(COUNTED, 1, 1, texts)
-        self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), once there are rows
+        self.native_answers: dict[
+            str, Tensor
+        ] = {}  # model -> (texts,), once there are rows
         self.elsewhere: TextScores | None = None
         if others:
             self.elsewhere = TextScores(SQUARES, count, sites, others)
@@ -250,7 +264,9 @@ class Panel(nn.Module):
         if fitting:
             self.fitting = UnitMeans(1 + len(SQUARES) * count * sites)
 
-    def update(self, read: PanelBatch, natives: Natives, each: EachMethod = iter) -> None:
+    def update(
+        self, read: PanelBatch, natives: Natives, each: EachMethod = iter
+    ) -> None:
         """Score every method at every site on one batch.
 
         Args:
@@ -263,14 +279,24 @@ class Panel(nn.Module):
         counted = per_text_sums(ones, rows)
         unseen = per_text_sums(of_unseen(ones, rows), rows)
         self.lengths.update(text, {"rows": counted, "unseen": unseen})
-        if self.behaviour is not None and self.whole is not None and read.task is not None:
+        if (
+            self.behaviour is not None
+            and self.whole is not None
+            and read.task is not None
+        ):
             self.whole.update(text, self.behaviour.without_sites(read.task, natives))
         totals = Sums()
         if self.mean_target is not None and read.target is not None:
-            totals = text_totals(rows, read.source, read.target, self.mean_source, self.mean_target)
+            totals = text_totals(
+                rows, read.source, read.target, self.mean_source, self.mean_target
+            )
             if self.retrieval is not None:
-                self.retrieval.add(read.source, read.target, text[rows.owner], rows.place)
-        results = [self._scored(method, read, totals, natives) for method in each(self.methods)]
+                self.retrieval.add(
+                    read.source, read.target, text[rows.owner], rows.place
+                )
+        results = [
+            self._scored(method, read, totals, natives) for method in each(self.methods)
+        ]
         table = {}
         for name in self.scores.quantities:
             table[name] = torch.stack([result[name] for result in results])
@@ -278,13 +304,17 @@ class Panel(nn.Module):
         if read.beside is not None and totals:
             self._update_beside(read.beside)
 
-    def _scored(self, method: Method, read: PanelBatch, totals: Sums, natives: Natives) -> Sums:
+    def _scored(
+        self, method: Method, read: PanelBatch, totals: Sums, natives: Natives
+    ) -> Sums:
         """What a method scores on one batch: its errors, and what the target does with its states."""
         mapped = method.map(read.source, read.batch)
         sums = dict(totals)
         if read.target is not None and totals:
             inverse = None if self.mean_source is None else method.inverse
-            sums |= text_errors(read.batch.rows, read.source, read.target, mapped, inverse)
+            sums |= text_errors(
+                read.batch.rows, read.source, read.target, mapped, inverse
+            )
         if self.behaviour is not None and read.task is not None:
             put = mapped
             if read.injected is not None:
@@ -298,7 +328,9 @@ class Panel(nn.Module):
         """Add the errors on the rows that stand beside those that count."""
         if not self.far_errors:
             mean = cast(Tensor, self.mean_target)[:, 0]
-            self.far_errors.extend(FarErrors(mean).to(mean.device) for _ in self.methods)
+            self.far_errors.extend(
+                FarErrors(mean).to(mean.device) for _ in self.methods
+            )
         target = cast(Tensor, read.target)
         for method, errors in zip(self.methods, self.far_errors, strict=True):
             mapped = method.map(read.source, read.batch)
@@ -314,11 +346,15 @@ class Panel(nn.Module):
             return own.to(mapped.dtype).where(far[:, None], mapped)
         return own.to(mapped.dtype).index_copy(1, (~far).nonzero()[:, 0], mapped)
 
-    def update_squares(self, split: str, read: PanelBatch, each: EachMethod = iter) -> None:
+    def update_squares(
+        self, split: str, read: PanelBatch, each: EachMethod = iter
+    ) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
         rows = read.batch.rows
         target = cast(Tensor, read.target)
-        total = per_text_sums(squared_distances(target, cast(Tensor, self.mean_target)), rows)
+        total = per_text_sums(
+            squared_distances(target, cast(Tensor, self.mean_target)), rows
+        )
         parts = []
         for method in each(self.methods):
             errors = squared_errors(method.map(read.source, read.batch), target)
@@ -349,13 +385,19 @@ class Panel(nn.Module):
             "n_rows": int(counted),
             "n_unseen": int(unseen) if unseen.isfinite() else None,
             "n_units": int(whole["units"][0, 0].sum()) if whole else None,
-            "n_texts_other": None if self.elsewhere is None else len(self.elsewhere.seen),
+            "n_texts_other": None
+            if self.elsewhere is None
+            else len(self.elsewhere.seen),
             "seed": self.seed,
-            "score_name": None if self.behaviour is None else self.behaviour.asked.score,
+            "score_name": None
+            if self.behaviour is None
+            else self.behaviour.asked.score,
         }
         return [{**base, **row} for row in self._rows(whole, counted, quiet)]
 
-    def _rows(self, whole: dict[str, Tensor], counted: Tensor, quiet: bool) -> Iterator[Row]:
+    def _rows(
+        self, whole: dict[str, Tensor], counted: Tensor, quiet: bool
+    ) -> Iterator[Row]:
         table, pairs = self.scores.compute(), self.route.pairs
         overflows = torch.zeros(len(self.methods), len(pairs), dtype=torch.bool)
         columns: dict[str, Tensor] = {}
@@ -372,14 +414,27 @@ class Panel(nn.Module):
         if self.retrieval is not None:
             drawn = self.retrieval.end()
         methods = list(enumerate(self.methods))
-        for place, method in track(methods, "Retrieval", disable=quiet or drawn is None):
+        for place, method in track(
+            methods, "Retrieval", disable=quiet or drawn is None
+        ):
             reduced = reduced_mse(method.aligner, len(pairs))
             retrieved = {}
-            if drawn is not None and self.retrieval is not None and method.aligner is not None:
+            if (
+                drawn is not None
+                and self.retrieval is not None
+                and method.aligner is not None
+            ):
                 retrieved = self.retrieval.columns(method.map(drawn, None))
             for s, pair in enumerate(pairs):
-                about = {"fitted_on": self.kind, **method.about, "training": method.outcome(s)}
-                extra = {"mse_reduced": reduced[s], "overflow": bool(overflows[place, s])}
+                about = {
+                    "fitted_on": self.kind,
+                    **method.about,
+                    "training": method.outcome(s),
+                }
+                extra = {
+                    "mse_reduced": reduced[s],
+                    "overflow": bool(overflows[place, s]),
+                }
                 extra |= {name: finite(values[s]) for name, values in retrieved.items()}
                 found = _figures(columns, place, s) | extra
                 yield _row(method.name, method.role, pair, about, found)
@@ -429,7 +484,9 @@ class Panel(nn.Module):
 
         far = None
         if self.far_errors:
-            each = [cast(FarErrors, errors).compute().cpu() for errors in self.far_errors]
+            each = [
+                cast(FarErrors, errors).compute().cpu() for errors in self.far_errors
+            ]
             far = torch.stack(each)
         return columns | far_columns(self.far_rows, far, columns["fvu"])
 
@@ -448,7 +505,9 @@ def _row(
         "site_x": pair[0],
         "site_y": pair[1],
         **{column: about.get(column) for column in METHOD_COLUMNS},
-        **dict.fromkeys((*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, "mse_reduced", *RETRIEVAL_COLUMNS)),
+        **dict.fromkeys(
+            (*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, "mse_reduced", *RETRIEVAL_COLUMNS)
+        ),
         "overflow": False,
         **found,
     }
@@ -461,7 +520,10 @@ def _over_draws(columns: dict[str, Tensor], draws: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "fit": f"mean of {len(draws)} draws, interval from the least to the largest"
     }
-    ends: dict[str, Callable[[Tensor], Tensor]] = {"low": torch.amin, "high": torch.amax}
+    ends: dict[str, Callable[[Tensor], Tensor]] = {
+        "low": torch.amin,
+        "high": torch.amax,
+    }
     for name, values in columns.items():
         base, _, end = name.rpartition("_")
         if end in ends:

@@ -80,7 +80,8 @@ def build_routes(
     taken = set()
     for a, b in route_numbers(len(models), wanted):
         places = [
-            (models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)
+            (models[a], models[b], pair)
+            for pair in route_sites(sites, depths, a, b, component)
         ]
         new = tuple(place[-1] for place in places if place not in taken)
         if new:
@@ -98,7 +99,10 @@ def route_numbers(count: int, wanted: Routes) -> list[tuple[int, int]]:
     check_known(get_args(Routes), routes=wanted)
     if wanted == "forward":
         return [(0, b) for b in range(1, count)]
-    return [*permutations(range(count), 2), *((a, a) for a in range(count) if wanted == "all")]
+    return [
+        *permutations(range(count), 2),
+        *((a, a) for a in range(count) if wanted == "all"),
+    ]
 
 
 def check_routes(
@@ -174,7 +178,9 @@ def paired_routes(data: PairedActivations, *, both_directions: bool) -> list[Rou
     models, there = (reader.model_x, reader.model_y), tuple(reader.sites)
     routes = [Route(FORWARD, *models, there, component)]
     if both_directions:
-        routes.append(Route(BACKWARD, *models[::-1], tuple((j, i) for i, j in there), component))
+        routes.append(
+            Route(BACKWARD, *models[::-1], tuple((j, i) for i, j in there), component)
+        )
     return routes
 
 
@@ -198,7 +204,12 @@ class InjectedTask:
 
     @classmethod
     def of(
-        cls, data: PairedActivations, routes: Sequence[Route], *, masked_share: float, seed: int
+        cls,
+        data: PairedActivations,
+        routes: Sequence[Route],
+        *,
+        masked_share: float,
+        seed: int,
     ) -> Self:
         """Find out what can be asked.
 
@@ -219,14 +230,26 @@ class InjectedTask:
             return cls(why)
         first, models = targets[0], (routes[0].source, routes[0].target)
         check_mask(first)
-        targets_of = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
-        labels = match_heads(data, targets, models) if first.task == "classification" else None
+        targets_of = partial(
+            task_batch, model=first, masked_share=masked_share, seed=data.seed
+        )
+        labels = (
+            match_heads(data, targets, models)
+            if first.task == "classification"
+            else None
+        )
         answering = (
             [model for model in dict.fromkeys(models) if model.task == first.task]
             if labels is None
             else labels
         )
-        return cls(why, list(answering), labels, ScoredTask.of(data, first, seed=seed), targets_of)
+        return cls(
+            why,
+            list(answering),
+            labels,
+            ScoredTask.of(data, first, seed=seed),
+            targets_of,
+        )
 
 
 def _no_injection(
@@ -244,8 +267,12 @@ def _no_injection(
     labels, text = data.split("test").labels, data.text.source
     if target.task is None:
         return f"{target.name} {target.no_task}"
-    if target.task == "classification" and (labels is None or not known_labels(labels).any()):
-        return f"the texts of {text!r} have no labels{data.texts.columns_without_labels}"
+    if target.task == "classification" and (
+        labels is None or not known_labels(labels).any()
+    ):
+        return (
+            f"the texts of {text!r} have no labels{data.texts.columns_without_labels}"
+        )
     if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
         return f"the tokenizers of {source.name} and {target.name} differ"
     if (leak := gives_answers(source, target)) is not None:

@@ -19,9 +19,7 @@ from aligners.similarity.algebra.moments import Moments, squares
 # further from zero, the less it costs, and the less use the layer can learn to make of its LayerNorm.
 _LEVEL = 4.0
 _SMALLEST_VARIANCE = 1e-6  # of a feature, as a share of the mean variance
-_ORTHOGONAL = (
-    1e-4  # how far WᵀW may be from the identity: no further than single precision takes it
-)
+_ORTHOGONAL = 1e-4  # how far WᵀW may be from the identity: no further than single precision takes it
 
 Start = Literal["identity", "linear", "procrustes", "random"]
 
@@ -35,7 +33,9 @@ class Started(Scaled):
 
     starts: ClassVar[tuple[str, ...]] = get_args(Start)
 
-    def __init__(self, sites: int, d_x: int, d_y: int, start: Start, ridge: float = 0.0) -> None:
+    def __init__(
+        self, sites: int, d_x: int, d_y: int, start: Start, ridge: float = 0.0
+    ) -> None:
         super().__init__(sites, d_x, d_y)
         check_known(self.starts, start=start)
         if start == "identity" and d_x != d_y:
@@ -67,9 +67,9 @@ class Started(Scaled):
         offset = moments.mean_y
         if self.start == "identity":
             offset = moments.mean_x
-            weight = torch.eye(self.d_x, dtype=torch.float64, device=offset.device).repeat(
-                self.sites, 1, 1
-            )
+            weight = torch.eye(
+                self.d_x, dtype=torch.float64, device=offset.device
+            ).repeat(self.sites, 1, 1)
         elif self.start == "linear":
             weight = least_squares(moments, self.ridge)
         else:
@@ -88,7 +88,10 @@ class Started(Scaled):
         Raises:
             ValueError: the aligner is no such map, or this layer cannot start at it.
         """
-        sizes, others = (self.sites, self.d_x, self.d_y), (aligner.sites, aligner.d_x, aligner.d_y)
+        sizes, others = (
+            (self.sites, self.d_x, self.d_y),
+            (aligner.sites, aligner.d_x, aligner.d_y),
+        )
         if not isinstance(aligner, Affine) or sizes != others:
             raise UserError(
                 f"Expected `aligner` to be a closed form (x − x̄) W + ȳ with (sites, d_x, d_y) = {sizes}, such as "
@@ -99,7 +102,9 @@ class Started(Scaled):
             part.double() for part in (aligner.mean_x, aligner.weight, aligner.mean_y)
         )
         self.scaling.fit(moments)
-        self._begin(weight, offset + (moments.mean_x[:, None] - mean_x) @ weight, moments)
+        self._begin(
+            weight, offset + (moments.mean_x[:, None] - mean_x) @ weight, moments
+        )
 
     def start_names(self) -> Sequence[str]:
         """`start`, at every site."""
@@ -162,7 +167,9 @@ class AffineLayer(Started):
     def _mapped(self, x: Tensor) -> Tensor:
         y = self.affine(self.scaling.scale(x))
         return (
-            torch.addcmul(self.shift, nn.functional.layer_norm(y, (self.d_y,)), self.gain)
+            torch.addcmul(
+                self.shift, nn.functional.layer_norm(y, (self.d_y,)), self.gain
+            )
             if self.norm
             else y
         )
@@ -175,7 +182,9 @@ class AffineLayer(Started):
             weight = weight / deviation
             spread = moments.xx / (moments.n * self.scaling.scale_x.double().square())
             # mean square of what is normalised, over rows and features, without the level
-            square = (weight * (spread @ weight)).sum(1, keepdim=True).mean(-1, keepdim=True)
+            square = (
+                (weight * (spread @ weight)).sum(1, keepdim=True).mean(-1, keepdim=True)
+            )
             level = _LEVEL * square.sqrt()
             self.gain.copy_(deviation * (level.square() + square).sqrt())
             self.shift.copy_(offset - level * deviation * pattern)
@@ -253,7 +262,9 @@ class Orthogonal(Started):
     starts = ("identity", "procrustes", "random")
     base: Tensor
 
-    def __init__(self, sites: int, d_x: int, d_y: int, *, start: Start = "procrustes") -> None:
+    def __init__(
+        self, sites: int, d_x: int, d_y: int, *, start: Start = "procrustes"
+    ) -> None:
         super().__init__(sites, d_x, d_y, start)
         base = torch.eye(d_x)
         if start == "random":
@@ -270,7 +281,10 @@ class Orthogonal(Started):
         i, j = torch.tril_indices(self.d_x, self.d_x, -1, device=self.skew.device)
         lower = torch.zeros_like(self.base)
         lower[:, i, j] = self.skew
-        skew, one = lower - lower.mT, torch.eye(self.d_x, dtype=lower.dtype, device=lower.device)
+        skew, one = (
+            lower - lower.mT,
+            torch.eye(self.d_x, dtype=lower.dtype, device=lower.device),
+        )
         return self.base @ batch_solve(one - skew, one + skew)
 
     def _mapped(self, x: Tensor) -> Tensor:
@@ -282,11 +296,17 @@ class Orthogonal(Started):
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         centred = self.scaling.scale_target(y) - self.bias
         # R₀ is orthogonal only up to rounding, so Rᵀ would be R's inverse only up to rounding, too
-        return centred @ batch_inverse(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
+        return (
+            centred @ batch_inverse(self.rotation()) * self.scaling.scale_y
+            + self.scaling.mean_x
+        )
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         gap = (
-            (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device))
+            (
+                weight.mT @ weight
+                - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)
+            )
             .abs()
             .amax()
         )
@@ -318,7 +338,9 @@ def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor
     Returns:
         U (S, d_x, r), and V (S, r, d_y) with orthonormal rows.
     """
-    components = torch.linalg.eigh(weight.mT @ scatter @ weight).eigenvectors[..., -rank:]
+    components = torch.linalg.eigh(weight.mT @ scatter @ weight).eigenvectors[
+        ..., -rank:
+    ]
     return weight @ components, components.mT
 
 
@@ -331,9 +353,9 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
     d = moments.yy.shape[-1]
     variance = squares(moments.yy) / moments.n
     # a feature that hardly varies must not be divided by its deviation
-    deviation = variance.clamp(min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)).sqrt()[
-        :, None
-    ]
+    deviation = variance.clamp(
+        min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)
+    ).sqrt()[:, None]
     correlation = moments.yy / moments.n / (deviation * deviation.mT)
     mean = torch.full_like(correlation, 1 / d)
     apart = correlation - mean @ correlation

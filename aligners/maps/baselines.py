@@ -29,7 +29,10 @@ class GaussianStates:
         self.seed = seed
 
     def __call__(
-        self, text: Sequence[int], counts: Sequence[int], device: torch.device | str = "cpu"
+        self,
+        text: Sequence[int],
+        counts: Sequence[int],
+        device: torch.device | str = "cpu",
     ) -> Tensor:
         """Draw states for the rows of a batch, (S, N, d_y), without waiting for the device.
 
@@ -41,10 +44,16 @@ class GaussianStates:
         self.mean, self.root = self.mean.to(device), self.root.to(device)  # once
         width, generator = self.mean.shape[-1], torch.Generator()
         # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
-        seeds = ((self.seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63 for number in text)
+        seeds = (
+            (self.seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63
+            for number in text
+        )
         draws = zip(seeds, counts, strict=True)
         noise = torch.cat(
-            [torch.randn(n, width, generator=generator.manual_seed(seed)) for seed, n in draws]
+            [
+                torch.randn(n, width, generator=generator.manual_seed(seed))
+                for seed, n in draws
+            ]
         )
         if self.mean.is_cuda:
             noise = noise.pin_memory()  # or the copy would wait
@@ -53,4 +62,6 @@ class GaussianStates:
 
 def random_labels(texts: int, classes: int, seed: int) -> Tensor:
     """Draw a class for each text, uniformly at random: (texts,)."""
-    return torch.randint(classes, (texts,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        classes, (texts,), generator=torch.Generator().manual_seed(seed)
+    )

@@ -72,12 +72,16 @@ class _Canonical(Affine):
             tolerance,
         )
         self.invertible = not shrink
-        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), torch.nan))
+        self.register_buffer(
+            "correlations", torch.full((sites, min(d_x, d_y)), torch.nan)
+        )
 
     def _keep(self, moments: Moments, found: Canonical, kept: Tensor) -> None:
         """Set the map to that of the directions in `kept` (S, c)."""
         self.correlations.fill_(float("nan"))
-        self.correlations[:, : kept.shape[-1]] = torch.where(kept, found.rho, float("nan"))
+        self.correlations[:, : kept.shape[-1]] = torch.where(
+            kept, found.rho, float("nan")
+        )
         factor = (kept * found.rho if self.shrink else kept.double())[:, None]
         back = None if self.shrink else (found.b * factor) @ (found.a.mT @ moments.xx)
         self.set_map(moments, (found.a * factor) @ (found.b.mT @ moments.yy), back)
@@ -124,7 +128,13 @@ class CCA(_Canonical):
         tolerance: float = 1e-10,
     ) -> None:
         super().__init__(
-            sites, d_x, d_y, share=1.0, directions=directions, shrink=shrink, tolerance=tolerance
+            sites,
+            d_x,
+            d_y,
+            share=1.0,
+            directions=directions,
+            shrink=shrink,
+            tolerance=tolerance,
         )
         self.rows_needed = (
             d_x + d_y + 1
@@ -247,7 +257,9 @@ class PWCCA(_Canonical):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance)
+        super().__init__(
+            sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance
+        )
         self.rows_needed = (
             d_x + d_y + 1
         )  # as of CCA; `fit` of SVCCA sees how many its components need
@@ -290,7 +302,9 @@ def _solve(
 
 def _exists(found: Canonical) -> Tensor:
     """Which of the c pairs are directions and not padding: (S, c) bool."""
-    return torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]
+    return (
+        torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]
+    )
 
 
 def _first(found: Canonical, directions: int | None) -> Tensor:
@@ -304,12 +318,16 @@ def _first(found: Canonical, directions: int | None) -> Tensor:
             f"Expected states with at least `directions` = {directions} canonical directions, but site pair number "
             f"{site} has {int(found.rank[site])}. Ask for fewer, or for all with None."
         )
-    return exists & (torch.arange(found.rho.shape[-1], device=found.rho.device) < directions)
+    return exists & (
+        torch.arange(found.rho.shape[-1], device=found.rho.device) < directions
+    )
 
 
 def _heaviest(alpha: Tensor, share: float) -> Tensor:
     """Select the fewest directions whose weights add up to `share` of Σα, the heaviest first: (S, c) bool."""
     weight, order = alpha.sort(dim=-1, descending=True)
-    rest = weight.flip(-1).cumsum(-1).flip(-1)  # the weight of this direction and all lighter ones
+    rest = (
+        weight.flip(-1).cumsum(-1).flip(-1)
+    )  # the weight of this direction and all lighter ones
     chosen = rest > (1 - share) * weight.sum(-1, keepdim=True)
     return torch.zeros_like(chosen).scatter(-1, order, chosen)

@@ -110,17 +110,27 @@ class INN(Aligner):
         self.mixing, self.start = mixing, start
         self.scaling = Scaling(sites, d_x, d_y)
         self.widths = (d_x // 2, d_x - d_x // 2)
-        halves = [(self.widths[k % 2], self.widths[1 - k % 2]) for k in range(couplings)]
+        halves = [
+            (self.widths[k % 2], self.widths[1 - k % 2]) for k in range(couplings)
+        ]
         self.couplings = _modules(
             AffineCoupling(sites, *widths, hidden, depth) for widths in halves
         )
         self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
         self.register_buffer("step_share", torch.ones(sites))
-        matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
+        matrices = (
+            _telescope(couplings, d_x).repeat(sites, 1, 1, 1)
+            if mixing == "linear"
+            else None
+        )
         self.matrices = None if matrices is None else nn.Parameter(matrices)
         rotated = mixing == "rotation"
-        self.rotations = _modules(ShuffledHadamard(d_x, k) for k in range(couplings * rotated))
-        self.pairs = _modules(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
+        self.rotations = _modules(
+            ShuffledHadamard(d_x, k) for k in range(couplings * rotated)
+        )
+        self.pairs = _modules(
+            TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated)
+        )
         if rotated:
             same, back = torch.eye(d_x), self._turned_back(torch.eye(d_x))
             for name, matrix in {
@@ -134,32 +144,49 @@ class INN(Aligner):
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
         with torch.autocast(x.device.type, enabled=False):
-            return self.scaling.unscale_target(self._map(self.scaling.scale(_precise(x))))
+            return self.scaling.unscale_target(
+                self._map(self.scaling.scale(_precise(x)))
+            )
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         with torch.autocast(y.device.type, enabled=False):
-            return self.scaling.unscale(self._map_back(self.scaling.scale_target(_precise(y))))
+            return self.scaling.unscale(
+                self._map_back(self.scaling.scale_target(_precise(y)))
+            )
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of g on the batch, plus that of g⁻¹ under `both_ways`: (S,)."""
         with torch.autocast(x.device.type, enabled=False):
-            x, y = self.scaling.scale(_precise(x)), self.scaling.scale_target(_precise(y))
+            x, y = (
+                self.scaling.scale(_precise(x)),
+                self.scaling.scale_target(_precise(y)),
+            )
             loss = (self._map(x) - y).square().mean((1, 2))
-            return loss + (self._map_back(y) - x).square().mean((1, 2)) if self.both_ways else loss
+            return (
+                loss + (self._map_back(y) - x).square().mean((1, 2))
+                if self.both_ways
+                else loss
+            )
 
     def log_det(self, x: Tensor) -> Tensor:
         """The logarithm of |det ∂g/∂x| at each row: (S, N, d) -> (S, N)."""
         with torch.autocast(x.device.type, enabled=False):
-            constant = self.d_x * (self.scaling.scale_y / self.scaling.scale_x).log().squeeze(-1)
+            constant = self.d_x * (
+                self.scaling.scale_y / self.scaling.scale_x
+            ).log().squeeze(-1)
             if self.matrices is not None:
                 constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
             if self.mixing == "rotation":
                 constant = (
-                    constant + (batch_log_det(self.first) + batch_log_det(self.last))[:, None]
+                    constant
+                    + (batch_log_det(self.first) + batch_log_det(self.last))[:, None]
                 )
                 constant = (
-                    constant + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[:, None]
+                    constant
+                    + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[
+                        :, None
+                    ]
                 )
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
@@ -184,8 +211,12 @@ class INN(Aligner):
             start: the map of centred states, (S, d, d).
         """
         self.scaling.fit(moments)
-        start = start * deviation(moments.xx, moments.n) / deviation(moments.yy, moments.n)
-        taken = torch.full((self.sites,), START_NAMES.index("linear"), device=start.device)
+        start = (
+            start * deviation(moments.xx, moments.n) / deviation(moments.yy, moments.n)
+        )
+        taken = torch.full(
+            (self.sites,), START_NAMES.index("linear"), device=start.device
+        )
         unknown = torch.ones_like(self.step_share)
         self.step_share.copy_(unknown)
         self._start(moments, StartingMap(start, batch_inverse(start), taken, unknown))
@@ -196,7 +227,9 @@ class INN(Aligner):
         if self.matrices is None:
             rigid = torch.isin(
                 taken,
-                torch.tensor([START_NAMES.index(name) for name in RIGID], device=taken.device),
+                torch.tensor(
+                    [START_NAMES.index(name) for name in RIGID], device=taken.device
+                ),
             )
             into, out_of = calm_space(moments, start, rigid)
             self.first.copy_(into)
@@ -234,12 +267,16 @@ class INN(Aligner):
         """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
         return self._turned(matrix.mT).mT
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
         """Networks of earlier versions know no matrix A, and train at the full rate."""
         state_dict.setdefault(prefix + "step_share", torch.ones(self.sites))
         if self.rotations:
             for name in ("first", "first_inverse"):
-                state_dict.setdefault(prefix + name, torch.eye(self.d_x).repeat(self.sites, 1, 1))
+                state_dict.setdefault(
+                    prefix + name, torch.eye(self.d_x).repeat(self.sites, 1, 1)
+                )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def options(self) -> dict[str, Any]:
@@ -273,7 +310,9 @@ class INN(Aligner):
 
     def _map_back(self, y: Tensor) -> Tensor:
         """Apply g⁻¹ to scaled states."""
-        matrices = None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
+        matrices = (
+            None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
+        )
         if self.rotations:
             y = self.pairs[-1].inverse(y) @ self.last_inverse
         y_a, y_b = self._halves(y)

@@ -12,7 +12,12 @@ from torch.nn.functional import gelu
 
 from aligners.maps.base import BankLinear, deviation
 from aligners.maps.matrices import batch_inverse
-from aligners.maps.solvers import RIDGES, determined_svd, procrustes_rotation, ridge_regression
+from aligners.maps.solvers import (
+    RIDGES,
+    determined_svd,
+    procrustes_rotation,
+    ridge_regression,
+)
 from aligners.similarity.algebra.moments import Moments, squares
 
 
@@ -27,10 +32,14 @@ class Conditioner(nn.Module):
         depth: number of hidden layers, at least 1.
     """
 
-    def __init__(self, sites: int, d_in: int, d_out: int, hidden: int, depth: int) -> None:
+    def __init__(
+        self, sites: int, d_in: int, d_out: int, hidden: int, depth: int
+    ) -> None:
         super().__init__()
         widths = [d_in] + [hidden] * depth
-        self.hidden = nn.ModuleList(BankLinear(sites, a, b) for a, b in pairwise(widths))
+        self.hidden = nn.ModuleList(
+            BankLinear(sites, a, b) for a, b in pairwise(widths)
+        )
         self.last = BankLinear(sites, hidden, d_out)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
@@ -58,7 +67,9 @@ class AffineCoupling(nn.Module):
         depth: number of the conditioner's hidden layers.
     """
 
-    def __init__(self, sites: int, d_keep: int, d_change: int, hidden: int, depth: int) -> None:
+    def __init__(
+        self, sites: int, d_keep: int, d_change: int, hidden: int, depth: int
+    ) -> None:
         super().__init__()
         self.conditioner = Conditioner(sites, d_keep, 2 * d_change, hidden, depth)
 
@@ -86,7 +97,11 @@ class _Affine(torch.autograd.Function):
         raw, shift = conditions.chunk(2, dim=-1)
         log_scale = raw.tanh()
         scale = (-log_scale if inverse else log_scale).exp()
-        result = (given - shift).mul_(scale) if inverse else torch.addcmul(shift, given, scale)
+        result = (
+            (given - shift).mul_(scale)
+            if inverse
+            else torch.addcmul(shift, given, scale)
+        )
         ctx.inverse = inverse
         ctx.save_for_backward(result if inverse else given, log_scale, scale)
         return result
@@ -105,7 +120,11 @@ def _join(grad_log_scale: Tensor, log_scale: Tensor, grad_shift: Tensor) -> Tens
     width = log_scale.shape[-1]
     joined = grad_shift.new_empty(*grad_shift.shape[:-1], 2 * width)
     torch.addcmul(
-        grad_log_scale, grad_log_scale, log_scale.square(), value=-1, out=joined[..., :width]
+        grad_log_scale,
+        grad_log_scale,
+        log_scale.square(),
+        value=-1,
+        out=joined[..., :width],
     )
     joined[..., width:] = grad_shift
     return joined
@@ -144,7 +163,9 @@ class ShuffledHadamard(nn.Module):
             "order": order,
             "back": order.argsort(),
             "signs": 2.0 * torch.randint(2, (width,), generator=draw) - 1,
-            "block": reduce(torch.kron, [torch.kron(two, two) / 2] * fours, torch.ones(1, 1)),
+            "block": reduce(
+                torch.kron, [torch.kron(two, two) / 2] * fours, torch.ones(1, 1)
+            ),
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.mixed = width - width % len(self.block)
@@ -159,9 +180,15 @@ class ShuffledHadamard(nn.Module):
 
     def _mix(self, x: Tensor) -> Tensor:
         """Multiply by the blocks, which are symmetric and their own inverses."""
-        blocks = x[..., : self.mixed].unflatten(-1, (-1, len(self.block))) @ self.block.to(x.dtype)
+        blocks = x[..., : self.mixed].unflatten(
+            -1, (-1, len(self.block))
+        ) @ self.block.to(x.dtype)
         mixed = blocks.flatten(-2)
-        return mixed if self.mixed == x.shape[-1] else torch.cat((mixed, x[..., self.mixed :]), -1)
+        return (
+            mixed
+            if self.mixed == x.shape[-1]
+            else torch.cat((mixed, x[..., self.mixed :]), -1)
+        )
 
 
 def _shuffled(x: Tensor, order: Tensor) -> Tensor:
@@ -196,7 +223,9 @@ class TriangularPair(nn.Module):
         """(S, N, d) -> (S, N, d)."""
         lower, upper = self._factors()
         y = torch.linalg.solve_triangular(upper, y, upper=True, left=False)
-        return torch.linalg.solve_triangular(lower, y, upper=False, left=False, unitriangular=True)
+        return torch.linalg.solve_triangular(
+            lower, y, upper=False, left=False, unitriangular=True
+        )
 
     def log_det(self) -> Tensor:
         """The logarithm of the determinant, (S,)."""
@@ -265,13 +294,20 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
     maps = torch.stack([_MAPS[name](moments) for name in names])
     inverses = batch_inverse(maps)
     solved, judged = thinned(moments, JUDGED)
-    errors = torch.stack([_error(_MAPS[name](solved), judged, both_ways) for name in names])
+    errors = torch.stack(
+        [_error(_MAPS[name](solved), judged, both_ways) for name in names]
+    )
     chosen = errors.argmin(0)
     sites = torch.arange(maps.shape[1], device=maps.device)
-    known = torch.tensor([START_NAMES.index(name) for name in names], device=maps.device)
+    known = torch.tensor(
+        [START_NAMES.index(name) for name in names], device=maps.device
+    )
     ways = 2 if both_ways else 1
     return StartingMap(
-        maps[chosen, sites], inverses[chosen, sites], known[chosen], errors[chosen, sites] / ways
+        maps[chosen, sites],
+        inverses[chosen, sites],
+        known[chosen],
+        errors[chosen, sites] / ways,
     )
 
 
@@ -297,9 +333,16 @@ def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, 
     same = torch.eye(start.shape[-1]).to(start)
     both = same + start @ start.mT
     into, out_of = _roots(inverse @ _roots(root @ both @ root)[0] @ inverse)
-    scale = (into * (covariance @ into)).sum((1, 2), keepdim=True).div(start.shape[-1]).sqrt()
+    scale = (
+        (into * (covariance @ into))
+        .sum((1, 2), keepdim=True)
+        .div(start.shape[-1])
+        .sqrt()
+    )
     stretched = ~rigid[:, None, None]
-    return torch.where(stretched, into / scale, same), torch.where(stretched, out_of * scale, same)
+    return torch.where(stretched, into / scale, same), torch.where(
+        stretched, out_of * scale, same
+    )
 
 
 def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
@@ -323,14 +366,21 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
     first = max(1, rows - second)
     draw = np.random.default_rng(0)
     of_first, of_second = (
-        torch.from_numpy(_scatter(n, rank, draw)).to(moments.xx) for n in (first, second)
+        torch.from_numpy(_scatter(n, rank, draw)).to(moments.xx)
+        for n in (first, second)
     )
     joint = torch.cat(
-        (torch.cat((moments.xx, moments.xy), 2), torch.cat((moments.xy.mT, moments.yy), 2)), 1
+        (
+            torch.cat((moments.xx, moments.xy), 2),
+            torch.cat((moments.xy.mT, moments.yy), 2),
+        ),
+        1,
     )
     values, vectors = torch.linalg.eigh(joint)
     # signs of eigenvectors are rounding's to choose: fix them
-    fixed = torch.arange(1.0, 1 + values.shape[-1], dtype=values.dtype, device=values.device).cos()
+    fixed = torch.arange(
+        1.0, 1 + values.shape[-1], dtype=values.dtype, device=values.device
+    ).cos()
     vectors = vectors * (fixed @ vectors).sign()[:, None]
     root = vectors[..., -rank:] * values[..., -rank:].clamp(min=0).sqrt()[:, None]
     factor = torch.linalg.cholesky(of_first + of_second)
@@ -341,7 +391,9 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
         part = root @ beta @ root.mT
         count = torch.full_like(moments.n, n + 1)
         parts.append(
-            moments._replace(n=count, xx=part[:, :d, :d], yy=part[:, d:, d:], xy=part[:, :d, d:])
+            moments._replace(
+                n=count, xx=part[:, :d, :d], yy=part[:, d:, d:], xy=part[:, :d, d:]
+            )
         )
     return parts[0], parts[1]
 
@@ -440,4 +492,7 @@ def _error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
 def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
     """FVU of x ↦ x W from moments, (S,)."""
     total = squares(yy).sum(-1)
-    return 1 + ((weight * (xx @ weight)).sum((1, 2)) - 2 * (weight * xy).sum((1, 2))) / total
+    return (
+        1
+        + ((weight * (xx @ weight)).sum((1, 2)) - 2 * (weight * xy).sum((1, 2))) / total
+    )

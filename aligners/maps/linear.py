@@ -58,7 +58,9 @@ class Affine(Aligner):
             return super().inverse(y)
         return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
 
-    def set_map(self, moments: Moments, weight: Tensor, weight_back: Tensor | None = None) -> None:
+    def set_map(
+        self, moments: Moments, weight: Tensor, weight_back: Tensor | None = None
+    ) -> None:
         """Set W (S, d_x, d_y), the inverse (S, d_y, d_x) if there is one, and the means of the fitting rows."""
         self.mean_x.copy_(moments.mean_x[:, None])
         self.mean_y.copy_(moments.mean_y[:, None])

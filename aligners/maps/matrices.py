@@ -46,7 +46,9 @@ def batch_inverse(matrices: Tensor) -> Tensor:
 def batch_solve(matrices: Tensor, right: Tensor) -> Tensor:
     """A⁻¹ B for A (..., d, d) and B (..., d, k) -> (..., d, k)."""
     return _each(
-        torch.linalg.solve, matrices, right.expand(*matrices.shape[:-2], *right.shape[-2:])
+        torch.linalg.solve,
+        matrices,
+        right.expand(*matrices.shape[:-2], *right.shape[-2:]),
     )
 
 

@@ -51,7 +51,9 @@ class MLP(Scaled):
         self.hidden = list(hidden) if hidden is not None else [d_y] * 3
         check_range(least=1, hidden=self.hidden or None)
         widths = [d_x, *self.hidden, d_y]
-        self.layers = nn.ModuleList(BankLinear(sites, a, b) for a, b in pairwise(widths))
+        self.layers = nn.ModuleList(
+            BankLinear(sites, a, b) for a, b in pairwise(widths)
+        )
         self.skip = nn.Parameter(torch.zeros(sites, d_x, d_y)) if skip else None
         if skip:
             last = cast(BankLinear, self.layers[-1])
@@ -105,7 +107,13 @@ class FreeForm(Aligner):
     invertible = both_ways = True
 
     def __init__(
-        self, sites: int, d_x: int, d_y: int, *, parameters: int | None = None, cycle: float = 1.0
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        parameters: int | None = None,
+        cycle: float = 1.0,
     ) -> None:
         super().__init__(sites, d_x, d_y)
         check_range(least=0, cycle=cycle)

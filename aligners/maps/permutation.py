@@ -58,10 +58,13 @@ class Permutation(Affine):
         weight = torch.zeros_like(correlations)
         for site, value in enumerate((signs * correlations).cpu().numpy()):
             i, j = (
-                torch.from_numpy(index) for index in linear_sum_assignment(value, maximize=True)
+                torch.from_numpy(index)
+                for index in linear_sum_assignment(value, maximize=True)
             )
             weight[site, i, j] = signs[site, i, j]
-        self.correlation.copy_((weight * correlations).sum((1, 2)) / min(self.d_x, self.d_y))
+        self.correlation.copy_(
+            (weight * correlations).sum((1, 2)) / min(self.d_x, self.d_y)
+        )
         self.set_map(moments, weight, weight.mT)
 
     def findings(self) -> dict[str, Any]:

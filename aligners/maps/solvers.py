@@ -133,7 +133,9 @@ def _ridge_regression(
     shrinking = added[:, None, None] * level
     kept, lost = values / (values + shrinking), shrinking / (values + shrinking)
     if validation is not None:
-        error = _error_on(alike.divided(validation), moments, vectors, projected, kept / values)
+        error = _error_on(
+            alike.divided(validation), moments, vectors, projected, kept / values
+        )
     else:
         explained = projected.square().sum(-1) / values
         total = squares(moments.yy).sum(-1, keepdim=True)
@@ -142,7 +144,12 @@ def _ridge_regression(
             outside > ROUNDING * total, outside, 0.0
         )  # fewer rows than directions explain everything
         residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
-        left = moments.n - 1 - varies.sum(-1, keepdim=True) + (lost * varies).sum(-1, keepdim=True)
+        left = (
+            moments.n
+            - 1
+            - varies.sum(-1, keepdim=True)
+            + (lost * varies).sum(-1, keepdim=True)
+        )
         error = torch.where(left > 0, residual / left.square(), torch.inf)[..., 0]
     least = error.min(0)
     kept = kept[least.indices, torch.arange(len(level), device=level.device)]
@@ -151,7 +158,10 @@ def _ridge_regression(
 
 
 def ridge_path(
-    moments: Moments, ridges: Sequence[float], towards: Tensor | None = None, common: bool = False
+    moments: Moments,
+    ridges: Sequence[float],
+    towards: Tensor | None = None,
+    common: bool = False,
 ) -> Iterator[Tensor]:
     """The maps of ridge regression under each ridge in turn; one eigendecomposition serves all.
 
@@ -178,7 +188,11 @@ def ridge_path(
 
 
 def _error_on(
-    validation: Moments, moments: Moments, vectors: Tensor, projected: Tensor, factors: Tensor
+    validation: Moments,
+    moments: Moments,
+    vectors: Tensor,
+    projected: Tensor,
+    factors: Tensor,
 ) -> Tensor:
     """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
 
@@ -189,7 +203,10 @@ def _error_on(
         projected: (S, d_x, d_y) P.
         factors: (R, S, d_x) f of R maps W = V diag(f) P.
     """
-    shift_x, shift_y = validation.mean_x - moments.mean_x, validation.mean_y - moments.mean_y
+    shift_x, shift_y = (
+        validation.mean_x - moments.mean_x,
+        validation.mean_y - moments.mean_y,
+    )
     xx = validation.xx + validation.n * shift_x[:, :, None] * shift_x[:, None]
     xy = validation.xy + validation.n * shift_x[:, :, None] * shift_y[:, None]
     squares = vectors.mT @ xx @ vectors * (projected @ projected.mT)
@@ -232,15 +249,23 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rest = rest - of_u @ (of_u.mT @ rest)
     rest = rest - (rest @ of_v.mT) @ of_v
     null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
-    place = (torch.arange(s.shape[-1], device=s.device) - known.sum(-1, keepdim=True)).clamp(min=0)
+    place = (
+        torch.arange(s.shape[-1], device=s.device) - known.sum(-1, keepdim=True)
+    ).clamp(min=0)
     null_u, null_v = (
         null_u.take_along_dim(place[:, None], 2),
         null_v.take_along_dim(place[..., None], 1),
     )
-    return torch.where(known[:, None], u, null_u), s, torch.where(known[..., None], vh, null_v)
+    return (
+        torch.where(known[:, None], u, null_u),
+        s,
+        torch.where(known[..., None], vh, null_v),
+    )
 
 
-def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Tensor, Tensor]:
+def deviations(
+    moments: Moments, *, constant_neurons: bool = False
+) -> tuple[Tensor, Tensor]:
     """Standard deviation of every neuron of X (S, d_x) and of Y (S, d_y).
 
     Args:

@@ -92,7 +92,9 @@ class Architecture:
     blocks: str
     trunk: str = ""
     returns: int | None = None
-    beside: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] | None = None
+    beside: (
+        Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] | None
+    ) = None
     causal: bool = False
     shared: bool = False
     sequence_first: bool = False
@@ -124,7 +126,11 @@ class Architecture:
         return None
 
     def answer(
-        self, block: nn.Module, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        block: nn.Module,
+        states: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """What `block`, called with these arguments, would return if its states were `states`."""
         if self.returns is None:
@@ -168,7 +174,11 @@ class Architecture:
                 f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
             )
         setting = next(
-            (name for name in place.without if (getattr(config, name, None) or 0) > _SINGLE[name]),
+            (
+                name
+                for name in place.without
+                if (getattr(config, name, None) or 0) > _SINGLE[name]
+            ),
             None,
         )
         if setting is not None:
@@ -224,7 +234,9 @@ def _position_bias(
     states, _, bias = args[:3]
     attention = block.layer[0].SelfAttention
     if bias is None and attention.has_relative_attention_bias:
-        bias = attention.compute_bias(states.shape[1], states.shape[1], device=states.device)
+        bias = attention.compute_bias(
+            states.shape[1], states.shape[1], device=states.device
+        )
     return bias, None
 
 
@@ -236,10 +248,16 @@ _TABLE = table_beside(__file__, "architectures.yaml")
 _HEADS: dict[str, Task] = _TABLE["heads"]
 _ARCHITECTURES: dict[str, Architecture] = {}
 for _name, _about in _TABLE["families"].items():
-    _layers = {name: SubLayer(**_about[name]) for name in ("attention", "mlp") if _about.get(name)}
+    _layers = {
+        name: SubLayer(**_about[name])
+        for name in ("attention", "mlp")
+        if _about.get(name)
+    }
     register(_name, _entry := Architecture(**_about | _layers))
     if _entry.rereads:
         _bias = _position_bias if _entry.returns else None
-        register(_name, replace(_entry, beside=_bias, bare_class=AutoModelForTextEncoding))
+        register(
+            _name, replace(_entry, beside=_bias, bare_class=AutoModelForTextEncoding)
+        )
 REFUSED: dict[str, str] = _TABLE["refused"]  # `model_type` -> why
 FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

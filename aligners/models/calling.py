@@ -38,7 +38,11 @@ class FiniteCheck:
         Raises:
             ValueError: an earlier batch held NaN or infinity.
         """
-        while self._pending and self._pending[0].batch != batch and self._pending[0].ready():
+        while (
+            self._pending
+            and self._pending[0].batch != batch
+            and self._pending[0].ready()
+        ):
             self._pending.pop(0).check()
         if len(self._pending) >= MOST_PENDING:
             self.flush()
@@ -73,7 +77,9 @@ class _Entry(NamedTuple):
         if self.copied is not None:
             self.copied.synchronize()
         bad = [
-            name for name, fine in zip(self.names, self.finite.tolist(), strict=True) if not fine
+            name
+            for name, fine in zip(self.names, self.finite.tolist(), strict=True)
+            if not fine
         ]
         if bad:
             raise UserError(
@@ -107,7 +113,10 @@ class Layout:
     """
 
     def __init__(
-        self, inputs: Mapping[str, Tensor], padding: Literal["left", "right"], device: torch.device
+        self,
+        inputs: Mapping[str, Tensor],
+        padding: Literal["left", "right"],
+        device: torch.device,
     ) -> None:
         self._there, self._home = device, inputs["input_ids"].device
         self._rows: Tensor | None = None
@@ -118,14 +127,18 @@ class Layout:
         shift = real.argmax(1) if padding == "right" else -real.flip(1).argmax(1)
         # On the CPU it is cheap to see that there is nothing to do; on a GPU that would wait for the device.
         if mask.device.type != "cpu" or bool(shift.any()):
-            self._rows = (torch.arange(mask.shape[1], device=mask.device) + shift[:, None]).to(
-                device
-            )
+            self._rows = (
+                torch.arange(mask.shape[1], device=mask.device) + shift[:, None]
+            ).to(device)
 
     def turn(self, values: Tensor) -> Tensor:
         """(B, T, ...) as the caller has it, on any device -> (B, T, ...) with the padding where the model wants it."""
         values = values.to(self._there)
-        return values if self._rows is None else _take(values, self._rows % values.shape[1])
+        return (
+            values
+            if self._rows is None
+            else _take(values, self._rows % values.shape[1])
+        )
 
     def turn_back(self, values: Tensor) -> Tensor:
         """The inverse of `turn`, on the caller's device."""
@@ -133,7 +146,9 @@ class Layout:
             return self.bring_back(values)
         values = values.to(self._there)
         columns = torch.arange(values.shape[1], device=values.device)
-        return self.bring_back(_take(values, (2 * columns - self._rows) % values.shape[1]))
+        return self.bring_back(
+            _take(values, (2 * columns - self._rows) % values.shape[1])
+        )
 
     def bring_back(self, values: Tensor) -> Tensor:
         """Move what has no token axis, (B, ...), to the caller's device."""
@@ -157,14 +172,19 @@ class Caller:
         architecture = architecture_of(model.config.model_type)
         self.task: Task | None = architecture.task(type(model).__name__, model.config)
         self.reads_last_token = architecture.causal and self.task == "classification"
-        self._padding, self._settings = architecture.padding, architecture.settings_of(model.config)
+        self._padding, self._settings = (
+            architecture.padding,
+            architecture.settings_of(model.config),
+        )
         known, whole = _parameters(self.trunk), _parameters(model)
         self._names = set(INPUTS) & known
         if not architecture.token_types:
             self._names -= {"token_type_ids"}
         whole |= known if "kwargs" in whole else set()  # which it passes on
         parts = ((self.trunk, known), (model, whole))
-        self._off = {part: dict.fromkeys(names & set(KEPT), False) for part, names in parts}
+        self._off = {
+            part: dict.fromkeys(names & set(KEPT), False) for part, names in parts
+        }
 
     @property
     def device(self) -> torch.device:
@@ -189,7 +209,9 @@ class Caller:
     ) -> dict[str, Any]:
         """The arguments for `part`, the trunk or the whole model."""
         arguments: dict[str, Any] = {
-            name: layout.turn(value) for name, value in inputs.items() if name in self._names
+            name: layout.turn(value)
+            for name, value in inputs.items()
+            if name in self._names
         }
         if self.reads_last_token and "attention_mask" in arguments:
             # It looks for the last token that is not its own padding token, and batches may be padded with another.
@@ -199,7 +221,9 @@ class Caller:
             )
         return arguments | self._off[part]
 
-    def logits(self, inputs: Mapping[str, Tensor], layout: Layout | None = None) -> Tensor:
+    def logits(
+        self, inputs: Mapping[str, Tensor], layout: Layout | None = None
+    ) -> Tensor:
         """The whole model: (B, C), or (B, T, V) for a head that answers every token, as the batch is laid out.
 
         Args:
@@ -210,12 +234,16 @@ class Caller:
             ValueError: an input is unknown.
         """
         layout = layout or self.layout(inputs)
-        output: Any = self.model(**self.arguments(self.model, inputs, layout), return_dict=True)
-        if "start_logits" in output:  # of a head that answers questions
-            return layout.turn_back(torch.stack([output.start_logits, output.end_logits], -1))
-        return (layout.bring_back if self.task == "classification" else layout.turn_back)(
-            output.logits
+        output: Any = self.model(
+            **self.arguments(self.model, inputs, layout), return_dict=True
         )
+        if "start_logits" in output:  # of a head that answers questions
+            return layout.turn_back(
+                torch.stack([output.start_logits, output.end_logits], -1)
+            )
+        return (
+            layout.bring_back if self.task == "classification" else layout.turn_back
+        )(output.logits)
 
 
 def _parameters(part: nn.Module) -> set[str]:
@@ -224,4 +252,6 @@ def _parameters(part: nn.Module) -> set[str]:
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:
     """values[b, rows[b, t]] for (B, T, ...) and (B, T)."""
-    return values.gather(1, rows[(...,) + (None,) * (values.ndim - 2)].expand_as(values))
+    return values.gather(
+        1, rows[(...,) + (None,) * (values.ndim - 2)].expand_as(values)
+    )

@@ -11,7 +11,10 @@ MOST = 0.03  # that rounding moves a feature, whatever the data type
 
 
 def is_causal(
-    read: Callable[[Tensor], Tensor], tokens: Tensor, longest: int | None, tolerance: float
+    read: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    longest: int | None,
+    tolerance: float,
 ) -> bool:
     """Whether the last token of a text changes nothing before it.
 
@@ -30,7 +33,9 @@ def is_causal(
     ids, changed = random_texts(tokens, min(TOKENS, longest or TOKENS))
     before, after = read(ids), read(changed)
     moved = float(movement(before[:, :-1].float(), after[:, :-1].float()))
-    return not moved > tolerance  # NaN shows nothing: `FrozenModel.self_test` raises for it
+    return (
+        not moved > tolerance
+    )  # NaN shows nothing: `FrozenModel.self_test` raises for it
 
 
 def rounding(dtype: torch.dtype, quantised: bool) -> float:

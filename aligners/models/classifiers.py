@@ -28,7 +28,9 @@ from aligners.models.loading.model_files import (
 )
 
 
-def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
+def drawn(
+    model: PreTrainedModel, names: Iterable[str], seed: int
+) -> dict[str, nn.Module]:
     """Copy parts of a model, with weights drawn from `seed` on the CPU and then moved to the devices of the parts.
 
     No other random number is affected.
@@ -51,18 +53,28 @@ def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, 
 
 
 def _tensors(parts: Mapping[str, nn.Module]) -> Iterator[Tensor]:
-    return chain.from_iterable(chain(part.parameters(), part.buffers()) for part in parts.values())
+    return chain.from_iterable(
+        chain(part.parameters(), part.buffers()) for part in parts.values()
+    )
 
 
 def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The modules outside the base model, by path."""
-    return {name: part for name, part in model.named_children() if part is not model.base_model}
+    return {
+        name: part
+        for name, part in model.named_children()
+        if part is not model.base_model
+    }
 
 
 def pooler_of(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The module between the last state and the head, by path; empty if there is none."""
     pooler = getattr(model.base_model, "pooler", None)
-    return {f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {}
+    return (
+        {f"{model.base_model_prefix}.pooler": pooler}
+        if isinstance(pooler, nn.Module)
+        else {}
+    )
 
 
 def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -133,10 +145,14 @@ def new_classifier(
                 "another."
             )
         config.num_labels = n_labels
-        config.problem_type = "regression" if n_labels == 1 else "single_label_classification"
+        config.problem_type = (
+            "regression" if n_labels == 1 else "single_label_classification"
+        )
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
-            config.label2id = {label: number for number, label in enumerate(label_names)}
+            config.label2id = {
+                label: number for number, label in enumerate(label_names)
+            }
         options = {
             **source,
             **weight_options(dtype, attn_implementation),
@@ -155,7 +171,10 @@ def new_classifier(
     ]
     for path, part in drawn(model, lack, seed).items():
         model.set_submodule(path, part)
-    if architecture.causal and architecture.settings_of(model.config).pad_token_id is None:
+    if (
+        architecture.causal
+        and architecture.settings_of(model.config).pad_token_id is None
+    ):
         _set_padding(model, tokenizer, str(name))
     return model.eval(), tokenizer
 
@@ -183,7 +202,9 @@ def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None
         )
 
 
-def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+def _set_padding(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UserError(
@@ -248,7 +269,11 @@ def freeze(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
     """
     check_count(model, kind, count)
     blocks = blocks_of(model)
-    for part in _below(model, blocks, count) if kind == "bottom" else blocks[len(blocks) - count :]:
+    for part in (
+        _below(model, blocks, count)
+        if kind == "bottom"
+        else blocks[len(blocks) - count :]
+    ):
         part.requires_grad_(False)
 
 
@@ -262,7 +287,9 @@ def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
         model: the model.
         logits: its output, with gradients, for a batch like those of the training.
     """
-    used = _reached(logits, [weight for weight in model.parameters() if weight.requires_grad])
+    used = _reached(
+        logits, [weight for weight in model.parameters() if weight.requires_grad]
+    )
     model.requires_grad_(False)
     for weight in used:
         weight.requires_grad_(True)
@@ -298,7 +325,9 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
 
     Autograd finds them, because families keep relative positions and projections of embeddings in different places.
     """
-    weights = [weight for weight in model.base_model.parameters() if weight.requires_grad]
+    weights = [
+        weight for weight in model.base_model.parameters() if weight.requires_grad
+    ]
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.enable_grad():
         state = read(blocks, [site], lambda: trunk_of(model)(input_ids=tokens))[site]
@@ -313,5 +342,7 @@ def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Paramet
         return []
     gradients = torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
     return [
-        weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None
+        weight
+        for weight, gradient in zip(weights, gradients, strict=True)
+        if gradient is not None
     ]

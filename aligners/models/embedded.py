@@ -18,7 +18,11 @@ import torch
 from filelock import FileLock
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
 
 from aligners.errors import UserError
 from aligners.files.atomic import check_folder, whole_folder
@@ -33,7 +37,9 @@ SHIPPED = Path(__file__).with_name(
 
 def cache_folder(cache: Path | None = None) -> Path:
     """The folder of embedded models: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
-    return Path(cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners").expanduser()
+    return Path(
+        cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners"
+    ).expanduser()
 
 
 def embedded_model(
@@ -95,11 +101,15 @@ def embedded_model(
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
             if shipped.is_dir():
                 with quiet(), alone(seed):
-                    model: Any = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
+                    model: Any = AutoModelForCausalLM.from_pretrained(
+                        shipped, dtype=torch.float32
+                    )
             else:
                 if progress:
                     size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
-                    tell(f"Training the embedded model of seed {seed} ({size}), once: it is kept.")
+                    tell(
+                        f"Training the embedded model of seed {seed} ({size}), once: it is kept."
+                    )
                 with alone(seed):
                     plan = recipe.plan(seed, texts, labels, tokenizer)
                     train(plan, recipe, f"Training seed {seed}" if progress else None)
@@ -151,7 +161,9 @@ def train(plan: Plan, recipe: AnyRecipe, bar: str | None) -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
     )
-    schedule = get_linear_schedule_with_warmup(optimizer, int(recipe.warm_up * steps), steps)
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, int(recipe.warm_up * steps), steps
+    )
     every = chain.from_iterable(plan.batches for _ in range(plan.epochs))
     for batch in track(every, bar or "", steps, disable=bar is None):
         optimizer.zero_grad()

@@ -57,7 +57,9 @@ class Blocks(Places):
             ValueError: a block has no such module.
         """
         try:
-            return Places([block.get_submodule(layer.path) for block in self], layer.calls)
+            return Places(
+                [block.get_submodule(layer.path) for block in self], layer.calls
+            )
         except AttributeError as error:
             raise UserError(
                 f"Expected a sub-layer at `path` {layer.path!r} of every block, but not every {type(self[0]).__name__} "
@@ -67,7 +69,9 @@ class Blocks(Places):
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
     """The part of a `transformers` model that runs its blocks."""
-    return model.base_model.get_submodule(architecture_of(model.config.model_type).trunk)
+    return model.base_model.get_submodule(
+        architecture_of(model.config.model_type).trunk
+    )
 
 
 def reserved_positions(model: PreTrainedModel) -> int:
@@ -94,7 +98,8 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
             "aligners/models/architectures.yaml."
         )
     return Blocks(
-        listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed)
+        listed,
+        int(model.config.num_hidden_layers) if architecture.shared else len(listed),
     )
 
 
@@ -125,7 +130,11 @@ class _Injected(nn.Module):
 
 
 def read(
-    places: Places, sites: Collection[int], run: Callable[[], object], *, leave: bool = True
+    places: Places,
+    sites: Collection[int],
+    run: Callable[[], object],
+    *,
+    leave: bool = True,
 ) -> dict[int, Tensor]:
     """Return the states at `sites` during `run`, which ends right after the deepest of them unless `leave` is False.
 
@@ -151,7 +160,9 @@ def read(
     with ExitStack() as hooks, suppress(_Reached):
         if 0 in sites:
             hooks.enter_context(
-                places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+                places[0].register_forward_pre_hook(
+                    before, prepend=True, with_kwargs=True
+                )
             )
         for place in {places[site - 1] for site in sites if site > 0}:
             hooks.enter_context(place.register_forward_hook(after))
@@ -160,7 +171,9 @@ def read(
 
 
 @contextmanager
-def inject(places: Places, architecture: Architecture, site: int, states: Tensor) -> Iterator[None]:
+def inject(
+    places: Places, architecture: Architecture, site: int, states: Tensor
+) -> Iterator[None]:
     """Within it, one run of the model uses `states` at `site`.
 
     Of blocks, all up to `site` are skipped. A sub-layer is run all the same: what it answers is needed for nothing
@@ -168,8 +181,14 @@ def inject(places: Places, architecture: Architecture, site: int, states: Tensor
     """
     number = places.numbering()
 
-    def answered(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
-        return architecture.answer(block, states, args, kwargs) if number(block) <= site else None
+    def answered(
+        block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any | None:
+        return (
+            architecture.answer(block, states, args, kwargs)
+            if number(block) <= site
+            else None
+        )
 
     if site == 0 or not isinstance(places, Blocks):
         with _exchanging(places, site, lambda _: states):
@@ -186,7 +205,9 @@ def inject(places: Places, architecture: Architecture, site: int, states: Tensor
 
 
 @contextmanager
-def change(model: nn.Module, places: Blocks, site: int, changed: Changed) -> Iterator[None]:
+def change(
+    model: nn.Module, places: Blocks, site: int, changed: Changed
+) -> Iterator[None]:
     """Within it, every run of a model goes on from `changed(states, arguments)` at `site`. All blocks are run.
 
     That fills the cache of every block, as generation requires. `changed` is given the states at the site, and the
@@ -207,21 +228,30 @@ def change(model: nn.Module, places: Blocks, site: int, changed: Changed) -> Ite
         inside.clear()
         return moved
 
-    with model.register_forward_pre_hook(begins, with_kwargs=True), _exchanging(places, site, once):
+    with (
+        model.register_forward_pre_hook(begins, with_kwargs=True),
+        _exchanging(places, site, once),
+    ):
         yield
 
 
 @contextmanager
-def _exchanging(places: Places, site: int, changed: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def _exchanging(
+    places: Places, site: int, changed: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
     """Within it, the model goes on from `changed(states)` at `site`; of a module, in its own shape, type and device."""
     number = places.numbering()
 
-    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+    def before(
+        block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any | None:
         if number(block) > 1:  # a shared block runs again, on other states
             return None
         states = changed(args[0] if args else kwargs["hidden_states"])
         return (
-            ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+            ((states, *args[1:]), kwargs)
+            if args
+            else (args, {**kwargs, "hidden_states": states})
         )
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
@@ -229,11 +259,17 @@ def _exchanging(places: Places, site: int, changed: Callable[[Tensor], Tensor]) 
             return None
         first, *others = output if isinstance(output, (tuple, list)) else [output]
         states = changed(first).reshape(first.shape).to(first)
-        return type(output)((states, *others)) if isinstance(output, (tuple, list)) else states
+        return (
+            type(output)((states, *others))
+            if isinstance(output, (tuple, list))
+            else states
+        )
 
     if site:
         hook = places[site - 1].register_forward_hook(after)
     else:
-        hook = places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        hook = places[0].register_forward_pre_hook(
+            before, prepend=True, with_kwargs=True
+        )
     with hook:
         yield

@@ -90,11 +90,17 @@ class FrozenModel:
         settings = self.architecture.settings_of(model.config)
         self.model, self.config = model.eval().requires_grad_(False), model.config
         self.nbytes = sum(
-            part.nbytes for weight in model.parameters() for _, part in _parts("", weight)
+            part.nbytes
+            for weight in model.parameters()
+            for _, part in _parts("", weight)
         )
         self.dtype, self.sharded = model.dtype, is_sharded(model)
         # A Mamba's blocks pass on float32, whatever its weights are.
-        self._passed = torch.float32 if getattr(settings, "residual_in_fp32", False) else self.dtype
+        self._passed = (
+            torch.float32
+            if getattr(settings, "residual_in_fp32", False)
+            else self.dtype
+        )
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
         self.cautions = code_not_run(model, tokenizer, name)
@@ -113,7 +119,9 @@ class FrozenModel:
         positions = (
             getattr(settings, "max_position_embeddings", None) or -1
         )  # XLNet says -1 for no limit
-        self.max_length = None if positions < 0 else int(positions) - reserved_positions(model)
+        self.max_length = (
+            None if positions < 0 else int(positions) - reserved_positions(model)
+        )
         self.quantised = quantisation(model.config)
         self.attention_used, self.attention_preferred = (
             implementation_of(model),
@@ -149,7 +157,9 @@ class FrozenModel:
     @property
     def no_task(self) -> str:
         """Why there is no task, as the end of such a sentence."""
-        return self.unasked or "has no classification head and none for language modelling"
+        return (
+            self.unasked or "has no classification head and none for language modelling"
+        )
 
     @property
     def task(self) -> Task | None:
@@ -160,9 +170,15 @@ class FrozenModel:
     def sizes(self) -> dict[str, int | None]:
         """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
         settings = self.architecture.settings_of(self.config)
-        width = int(getattr(settings, "head_dim", None) or self.width // max(self.heads, 1))
+        width = int(
+            getattr(settings, "head_dim", None) or self.width // max(self.heads, 1)
+        )
         rotary: Any = getattr(settings, "rope_parameters", None)
-        turned = None if rotary is None else int(width * rotary.get("partial_rotary_factor", 1))
+        turned = (
+            None
+            if rotary is None
+            else int(width * rotary.get("partial_rotary_factor", 1))
+        )
         about = {"layers": self.depth, "width": self.width, "heads": self.heads}
         return {**about, "head_width": width, "rotary_width": turned}
 
@@ -198,11 +214,17 @@ class FrozenModel:
         for whole, parts in sorted(self.model.state_dict().items()):
             for name, weight in _parts(whole, parts):
                 digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-                digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+                digest.update(
+                    weight.cpu().contiguous().flatten().view(torch.uint8).numpy()
+                )
         for name, layer in (
-            self.model.named_modules() if getattr(self.model, "peft_config", None) else ()
+            self.model.named_modules()
+            if getattr(self.model, "peft_config", None)
+            else ()
         ):
-            if scaling := getattr(layer, "scaling", None):  # of an adapter that is not merged
+            if scaling := getattr(
+                layer, "scaling", None
+            ):  # of an adapter that is not merged
                 digest.update(f"{name} {scaling}\n".encode())
         return digest.hexdigest()
 
@@ -213,7 +235,11 @@ class FrozenModel:
             Its name, revision and fingerprint; `settings` of its config; `attention`, the implementation, which rounds;
             and `code`, a hash of code of its own, or None.
         """
-        named = {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
+        named = {
+            "name": self.name,
+            "revision": self.revision,
+            "fingerprint": self.fingerprint,
+        }
         return {
             **named,
             "settings": settings_of(self.config),
@@ -242,7 +268,10 @@ class FrozenModel:
         return self._run_trunk(inputs, sites, component)[0] if sites else []
 
     def attention(
-        self, inputs: Inputs, sites: Sequence[int] = (), component: Component = "residual"
+        self,
+        inputs: Inputs,
+        sites: Sequence[int] = (),
+        component: Component = "residual",
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The attention weights of all blocks, and the states at `sites`, in one forward pass.
 
@@ -286,9 +315,13 @@ class FrozenModel:
             self.check_site(site, "sites", component)
         layout, outputs, trunk = self._layout(inputs), list[Any](), self._caller.trunk
         arguments = self._caller.arguments(trunk, inputs, layout) | options
-        raw = read(places, sites, lambda: outputs.append(trunk(**arguments)), leave=not options)
+        raw = read(
+            places, sites, lambda: outputs.append(trunk(**arguments)), leave=not options
+        )
         shape = inputs["input_ids"].shape
-        states = {site: self._outward(state, shape, layout) for site, state in raw.items()}
+        states = {
+            site: self._outward(state, shape, layout) for site, state in raw.items()
+        }
         return [states[site] for site in sites], outputs, layout
 
     def untrained(self, seed: int) -> "FrozenModel":
@@ -311,7 +344,11 @@ class FrozenModel:
         return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
     def tail(
-        self, inputs: Inputs, site: int, states: Tensor, component: Component = "residual"
+        self,
+        inputs: Inputs,
+        site: int,
+        states: Tensor,
+        component: Component = "residual",
     ) -> Tensor:
         """The logits, as of the whole model, with `states` (B, T, d), from any device, at `site`.
 
@@ -334,7 +371,9 @@ class FrozenModel:
                 f"inputs, but got {tuple(states.shape)}."
             )
         kind = self.device.type
-        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        if not (
+            torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        ):
             states = states.to(self._passed)
         states = layout.turn(states)
         if self.architecture.sequence_first:
@@ -360,9 +399,13 @@ class FrozenModel:
             lambda: logits.append(self.tail(inputs, site, states)),
             leave=False,
         )
-        return logits[0], self._outward(raw[later], inputs["input_ids"].shape, self._layout(inputs))
+        return logits[0], self._outward(
+            raw[later], inputs["input_ids"].shape, self._layout(inputs)
+        )
 
-    def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
+    def check_site(
+        self, site: int, argument: str, component: Component = "residual"
+    ) -> None:
         """Raise if the model does not have a site.
 
         Raises:
@@ -394,7 +437,9 @@ class FrozenModel:
                 raise RuntimeError(
                     f"{self.name} gives non-finite logits: nothing read from it can be trusted."
                 )
-            for site, states in zip(sites, self.front(inputs, sites, component), strict=True):
+            for site, states in zip(
+                sites, self.front(inputs, sites, component), strict=True
+            ):
                 received = self.tail(inputs, site, states, component)
                 if not torch.equal(received, expected):
                     what = (
@@ -439,7 +484,9 @@ class FrozenModel:
         """The modules at which a component is read and injected."""
         if component == "residual":
             return self.blocks
-        return self.blocks.sub_layers(self.architecture.sub_layer(component, self.model.config))
+        return self.blocks.sub_layers(
+            self.architecture.sub_layer(component, self.model.config)
+        )
 
     def _check_answers(self) -> None:
         """Raise unless the model has logits. It may be run for that: before anything is read or replaced in it."""
@@ -463,7 +510,9 @@ class FrozenModel:
 
     def _layout(self, inputs: Inputs) -> Layout:
         """The layout of a batch, before anything is run on it."""
-        if self.model.training:  # a module that holds the bare model was put into train mode
+        if (
+            self.model.training
+        ):  # a module that holds the bare model was put into train mode
             self.model.eval()
         return self._caller.layout(inputs)
 

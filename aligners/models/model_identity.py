@@ -66,7 +66,9 @@ def deciding(identity: Identity) -> dict[str, Any]:
 
 def settings_of(config: PreTrainedConfig) -> dict[str, Any]:
     """What a config says that its model's states depend on, as JSON gives it back."""
-    return json.loads(json.dumps(_without_names(config.to_dict()), sort_keys=True, default=str))
+    return json.loads(
+        json.dumps(_without_names(config.to_dict()), sort_keys=True, default=str)
+    )
 
 
 def code_of(model: PreTrainedModel) -> str | None:
@@ -141,4 +143,8 @@ def _changed(then: Any, now: Any, name: str) -> list[str]:
             if key in now:
                 changed += _changed(then[key], now[key], f"{name}.{key}".lstrip("."))
         return changed
-    return [] if then == now else [f"its {name} was {json.dumps(then)} and is {json.dumps(now)}"]
+    return (
+        []
+        if then == now
+        else [f"its {name} was {json.dumps(then)} and is {json.dumps(now)}"]
+    )

@@ -31,7 +31,9 @@ def code_not_run(
     """
     config = model.config
     of_model: Mapping[str, Any] = getattr(config, "auto_map", None) or {}
-    of_tokenizer = (tokenizer.init_kwargs.get("auto_map") or {}) if tokenizer is not None else {}
+    of_tokenizer = (
+        (tokenizer.init_kwargs.get("auto_map") or {}) if tokenizer is not None else {}
+    )
     task = architecture_of(config.model_type).task(type(model).__name__, config)
     loader = LOADERS.get(str(task), "AutoModel")
     parts = (
@@ -67,4 +69,6 @@ def _class_of(code: Any) -> str | None:
 
 def _is_own(loaded: object) -> bool:
     """Whether the class of an object, or one that it builds on, is such code."""
-    return any(kind.__module__.split(".")[0] == DYNAMIC for kind in type(loaded).__mro__)
+    return any(
+        kind.__module__.split(".")[0] == DYNAMIC for kind in type(loaded).__mro__
+    )

@@ -18,7 +18,9 @@ from aligners.models.architectures import register_solu
 from aligners.models.tokenizers import byte_pairs, ended_texts, word_pieces
 
 ACTIVATIONS = ("gelu_new", "solu")
-TOKENIZER_CHARACTERS = 5_000_000  # of IMDB's 25 million: the rest makes no better tokenizer
+TOKENIZER_CHARACTERS = (
+    5_000_000  # of IMDB's 25 million: the rest makes no better tokenizer
+)
 
 Batch = dict[str, Tensor]
 
@@ -113,7 +115,9 @@ class ByTexts(Size):
         """The length of the training, in words."""
         return f"{self.epochs} times over {len(texts)} texts"
 
-    def rows(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    def rows(
+        self, texts: list[str], tokenizer: PreTrainedTokenizerBase
+    ) -> list[dict[str, Any]]:
         """The token ids of each text."""
         encoded = tokenizer(texts, truncation=True, max_length=self.max_length)
         return [{"input_ids": ids} for ids in encoded["input_ids"]]
@@ -140,7 +144,11 @@ class Recipe(ByTexts):
     dropout: float = 0.1
 
     def plan(
-        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+        self,
+        seed: int,
+        texts: list[str],
+        labels: list[int],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> Plan:
         """Make a classifier and its batches."""
         names = {number: f"LABEL_{number}" for number in range(max(labels) + 1)}
@@ -148,7 +156,9 @@ class Recipe(ByTexts):
         rows = self.rows(texts, tokenizer)
         for row, label in zip(rows, labels, strict=True):
             row["labels"] = label
-        batches = self.batches(rows, seed, transformers.DataCollatorWithPadding(tokenizer))
+        batches = self.batches(
+            rows, seed, transformers.DataCollatorWithPadding(tokenizer)
+        )
         model = transformers.BertForSequenceClassification(config)
         return Plan(model, batches, classified, self.epochs)
 
@@ -177,7 +187,11 @@ class SentenceRecipe(ByTexts):
     initial: float = 0.08
 
     def plan(
-        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+        self,
+        seed: int,
+        texts: list[str],
+        labels: list[int],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> Plan:
         """Make a masked model and its batches."""
         config = self.bert_config(len(tokenizer), initializer_range=self.initial)
@@ -217,7 +231,11 @@ class LanguageRecipe(Size):
         return f"{self.steps} batches of {self.batch} x {self.max_length} tokens"
 
     def sequences(
-        self, texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int
+        self,
+        texts: list[str],
+        tokenizer: PreTrainedTokenizerBase,
+        end: int,
+        length: int,
     ) -> Tensor:
         """The first packed sequences, (n, length), no more than training reads."""
         wanted = self.steps * self.batch
@@ -273,7 +291,11 @@ class GPTRecipe(LanguageRecipe):
         return byte_pairs(_first(texts), self.vocabulary, self.max_length)
 
     def plan(
-        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+        self,
+        seed: int,
+        texts: list[str],
+        labels: list[int],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> Plan:
         """Make a GPT-2 and its batches."""
         register_solu()
@@ -317,7 +339,11 @@ class MaskedRecipe(LanguageRecipe):
         return super().tokenizer(_first(texts))
 
     def plan(
-        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+        self,
+        seed: int,
+        texts: list[str],
+        labels: list[int],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> Plan:
         """Make a masked model and its batches."""
         config = self.bert_config(len(tokenizer), initializer_range=self.initial)
@@ -325,7 +351,9 @@ class MaskedRecipe(LanguageRecipe):
         mask = _masking(tokenizer, self.masked_share, seed)
         first = torch.tensor([tokenizer.cls_token_id])
         last = torch.tensor([tokenizer.sep_token_id])
-        rows = self.sequences(texts, tokenizer, tokenizer.sep_token_id, self.max_length - 2)
+        rows = self.sequences(
+            texts, tokenizer, tokenizer.sep_token_id, self.max_length - 2
+        )
 
         def collate(some: list[Tensor]) -> Batch:
             whole = [torch.cat([first, row, last]) for row in some]
@@ -337,7 +365,9 @@ class MaskedRecipe(LanguageRecipe):
 AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
 
 
-def classified(model: transformers.BertForSequenceClassification, batch: Batch) -> Tensor:
+def classified(
+    model: transformers.BertForSequenceClassification, batch: Batch
+) -> Tensor:
     """Mean cross-entropy of the classes."""
     return model(**batch).loss
 
@@ -349,12 +379,16 @@ def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
 
 
 def masked_tokens(
-    model: transformers.BertForMaskedLM, batch: Batch, attention_mask: Tensor | None = None
+    model: transformers.BertForMaskedLM,
+    batch: Batch,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
     masked = batch["labels"] != -100
     output = model.bert(input_ids=batch["input_ids"], attention_mask=attention_mask)
-    return cross_entropy(model.cls(output.last_hidden_state[masked]), batch["labels"][masked])
+    return cross_entropy(
+        model.cls(output.last_hidden_state[masked]), batch["labels"][masked]
+    )
 
 
 def masked_and_padded(model: transformers.BertForMaskedLM, batch: Batch) -> Tensor:
@@ -370,7 +404,9 @@ def _masking(
     tokenizer: PreTrainedTokenizerBase, share: float, seed: int
 ) -> Callable[[list[Any]], Batch]:
     """A function that pads rows of token ids to a batch and masks it, the same for every process."""
-    mask = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=seed)
+    mask = transformers.DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=share, seed=seed
+    )
     # It makes no generator of its own in a process of a pool.
     mask.generator = torch.Generator().manual_seed(seed)
     return mask
@@ -450,7 +486,9 @@ def recipe_in_names(options: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(options)
     recipe = options.pop("recipe", None) or {}
     usual = asdict(Recipe())
-    changed = {field: value for field, value in recipe.items() if value != usual.get(field)}
+    changed = {
+        field: value for field, value in recipe.items() if value != usual.get(field)
+    }
     for option in ("model_x", "model_y"):
         if option in options:
             options[option] = _named_with(options[option], changed)
@@ -464,5 +502,9 @@ def _named_with(name: str, changed: Mapping[str, Any]) -> str:
     if not changed or not str(name).startswith("embedded:"):
         return name
     prefix, seed, *written = name.split(":")
-    entries = [f"{field}={value}" for field, value in changed.items() if f"{field}=" not in name]
+    entries = [
+        f"{field}={value}"
+        for field, value in changed.items()
+        if f"{field}=" not in name
+    ]
     return ":".join([prefix, seed, ",".join([*written, *entries])])

@@ -29,7 +29,12 @@ def word_pieces(texts: list[str], vocabulary: int, max_length: int) -> BertToken
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     letters = sorted(
-        {c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()}
+        {
+            c
+            for text in texts
+            for c in tokenizer.normalizer.normalize_str(text)
+            if not c.isspace()
+        }
     )
     trainer = WordPieceTrainer(
         vocab_size=vocabulary,
@@ -41,7 +46,9 @@ def word_pieces(texts: list[str], vocabulary: int, max_length: int) -> BertToken
     return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=max_length)
 
 
-def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrainedTokenizerFast:
+def byte_pairs(
+    texts: list[str], vocabulary: int, max_length: int
+) -> PreTrainedTokenizerFast:
     """Byte-level pieces as GPT-2 has them: no text is unknown, and none changed.
 
     Its one special token ends texts and is the padding too: what is padding, the attention mask says.
@@ -76,7 +83,9 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
     )
 
 
-def ended_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int) -> list[list[int]]:
+def ended_texts(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int
+) -> list[list[int]]:
     """Tokenise each text for packing: uncut, without special tokens, and with an end-of-text token."""
     encoded = tokenizer(
         texts,

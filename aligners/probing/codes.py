@@ -32,7 +32,9 @@ def portion_ends(count: int, shares: Sequence[float] = PORTIONS) -> list[int]:
     """
     ascending = list(shares) == sorted(set(shares))
     if not shares or not ascending or shares[0] <= 0 or shares[-1] != 1:
-        raise UserError(f"Expected `portions` to ascend from above 0 to 1, but got {list(shares)}.")
+        raise UserError(
+            f"Expected `portions` to ascend from above 0 to 1, but got {list(shares)}."
+        )
     ends = sorted({round(share * count) for share in shares} - {0})
     if len(ends) < 2:
         raise UserError(
@@ -126,7 +128,9 @@ class OnlineCode:
         """Bits a target in each portion, (A, P). The first is sent by the uniform code."""
         sizes = [end - first for first, end in pairwise([0, *self.ends])]
         losses = []
-        for bits, targets in zip(self.bits.split(sizes, 1), self.targets.split(sizes), strict=True):
+        for bits, targets in zip(
+            self.bits.split(sizes, 1), self.targets.split(sizes), strict=True
+        ):
             losses.append(bits.sum(1) / targets.sum())
         return torch.stack(losses, 1)
 
@@ -180,7 +184,9 @@ def send(
     ends = portion_ends(len(order), portions)
     for first, end in pairwise(ends):
         bank = task.fresh(seed)
-        train_bank(bank, Examples(words, targets, sorted(order[:first])), watched, how, seed)
+        train_bank(
+            bank, Examples(words, targets, sorted(order[:first])), watched, how, seed
+        )
         unfinished += len(bank.unfinished)
         bits = codelengths(bank, Examples(words, targets, order[first:end]))
         owner = torch.arange(end - first).repeat_interleave(counts[first:end])
@@ -210,7 +216,9 @@ def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
             "uniform_bits": float(codes[0].uniform.sum()),
             "frequency_bits": frequency_bits(labels, several=task.labels.several),
         }
-        compression = score_columns("compression", resampled[number], by_seed[:, number])
+        compression = score_columns(
+            "compression", resampled[number], by_seed[:, number]
+        )
         for name, value in compression.items():
             row[name] = float(value)
         yield {**row, "n_sentences": units, "n_targets": len(targets)}
@@ -223,7 +231,12 @@ def portion_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
         for variant, own in zip(task.variants, losses, strict=True):
             for end, loss in zip(code.ends, own, strict=True):
                 share = end / code.ends[-1]
-                yield {**_about(task, variant), "seed": seed, "share": share, "bits_a_target": loss}
+                yield {
+                    **_about(task, variant),
+                    "seed": seed,
+                    "share": share,
+                    "bits_a_target": loss,
+                }
 
 
 def _about(task: EdgeTask, variant: Variant) -> Row:

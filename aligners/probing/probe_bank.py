@@ -12,7 +12,9 @@ from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.errors import UserError
 
 Source = Literal["model", "untrained"]
-MIX_SPEED = 10  # the weights of a mix learn ten times faster: they have far to go in few steps
+MIX_SPEED = (
+    10  # the weights of a mix learn ten times faster: they have far to go in few steps
+)
 AT_ONCE = 128  # sentences that are read together
 
 
@@ -89,7 +91,9 @@ class Words:
                 )
 
         device = self.states.device
-        numbers = torch.tensor([self.places.index(place) for place in places], device=device)
+        numbers = torch.tensor(
+            [self.places.index(place) for place in places], device=device
+        )
         rows = self.rows(sentences).to(device)
         return self.states[numbers[:, None], rows]
 
@@ -118,7 +122,9 @@ class WordsBeingRead:
     _parts: list[tuple[int, Tensor]] = field(default_factory=list)
     _cut: list[int] = field(default_factory=list)
 
-    def add(self, numbers: Sequence[int], counts: Sequence[int], states: Tensor) -> None:
+    def add(
+        self, numbers: Sequence[int], counts: Sequence[int], states: Tensor
+    ) -> None:
         """Add the sentences of a batch that were read whole.
 
         Args:
@@ -162,7 +168,9 @@ class WordsBeingRead:
             first.append(first[-1] + part.shape[1])
         self._parts = []
         joined = torch.cat(states, 1)
-        return Words(joined, self.places, sentences, torch.tensor(first), len(self._cut))
+        return Words(
+            joined, self.places, sentences, torch.tensor(first), len(self._cut)
+        )
 
 
 class Examples:
@@ -175,14 +183,20 @@ class Examples:
         sentences: numbers of those that are taken; default: all that are annotated.
     """
 
-    def __init__(self, words: Words, annotations: Any, sentences: list[int] | None = None) -> None:
+    def __init__(
+        self, words: Words, annotations: Any, sentences: list[int] | None = None
+    ) -> None:
         self.words = words
         self.annotations = annotations
         self.sentences = annotations.sentences if sentences is None else sentences
 
-    def batch(self, places: Sequence[ModelLayer], sentences: Sequence[int]) -> tuple[Tensor, Any]:
+    def batch(
+        self, places: Sequence[ModelLayer], sentences: Sequence[int]
+    ) -> tuple[Tensor, Any]:
         """States (L, n, d) and annotations of some sentences."""
-        return self.words.read(places, sentences), self.annotations.part(self.words, sentences)
+        return self.words.read(places, sentences), self.annotations.part(
+            self.words, sentences
+        )
 
     def batches(self, places: Sequence[ModelLayer]) -> Iterator[tuple[Tensor, Any]]:
         """All of them, in order, `AT_ONCE` sentences at a time."""
@@ -267,7 +281,11 @@ class Bank(nn.Module):
 
 
 def fresh_bank(
-    kind: type[Probes], variants: Sequence[Variant], words: Words, seed: int, **options: Any
+    kind: type[Probes],
+    variants: Sequence[Variant],
+    words: Words,
+    seed: int,
+    **options: Any,
 ) -> Bank:
     """Make an untrained bank.
 
@@ -299,11 +317,15 @@ def answers(bank: Bank, examples: Examples) -> Iterator[tuple[Any, Tensor]]:
 @torch.no_grad()
 def losses(bank: Bank, examples: Examples) -> Tensor:
     """Mean loss of each variant over all targets or sentences, (A,)."""
-    parts = [bank.losses(states, part) for states, part in examples.batches(bank.places)]
+    parts = [
+        bank.losses(states, part) for states, part in examples.batches(bank.places)
+    ]
     return torch.cat(parts, 1).mean(1)
 
 
-def needed(variants: Sequence[Variant], places: Sequence[ModelLayer]) -> tuple[ModelLayer, ...]:
+def needed(
+    variants: Sequence[Variant], places: Sequence[ModelLayer]
+) -> tuple[ModelLayer, ...]:
     """The places that any variant reads.
 
     Raises:

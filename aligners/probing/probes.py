@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.maps.base import BankLinear
-from aligners.probing.probe_bank import Bank, Examples, Probes, Variant, Words, answers, fresh_bank
+from aligners.probing.probe_bank import (
+    Bank,
+    Examples,
+    Probes,
+    Variant,
+    Words,
+    answers,
+    fresh_bank,
+)
 from aligners.probing.probing_tasks import Row, Task, pooled_ratio, score_columns
 from aligners.probing.targets import Labels, Targets, targets_of
 from aligners.probing.trees import (
@@ -102,7 +110,9 @@ class EdgeProbes(Probes):
         labels = self.true_labels(part)
         if self.several:
             truth = labels.to(logits.dtype)
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                logits, truth, reduction="none"
+            )
             return loss.sum(-1)
         log_likelihood = logits.log_softmax(-1).masked_fill(~labels, -torch.inf)
         return -log_likelihood.amax(-1)
@@ -180,7 +190,11 @@ class EdgeTask(Task):
 
     def about(self) -> dict[str, Any]:
         """What is kept beside a bank, as plain values."""
-        return {"task": self.name, "labels": asdict(self.labels), "control_seed": self.seed}
+        return {
+            "task": self.name,
+            "labels": asdict(self.labels),
+            "control_seed": self.seed,
+        }
 
     def scores(self, bank: Bank | None, held: Words) -> EdgeScores:
         """As `Task.scores`; the baseline gives the most frequent labels."""
@@ -191,15 +205,21 @@ class EdgeTask(Task):
             counted = counts(bank, Examples(held, targets))
         return EdgeScores(counted, targets)
 
-    def columns(self, scores: Sequence[EdgeScores], variant: int, weights: Tensor) -> Row:
+    def columns(
+        self, scores: Sequence[EdgeScores], variant: int, weights: Tensor
+    ) -> Row:
         """F1 and accuracy, of all seeds together."""
-        sums = torch.stack([result.counts[variant] for result in scores])  # (seeds, B, 4)
+        sums = torch.stack(
+            [result.counts[variant] for result in scores]
+        )  # (seeds, B, 4)
         targets = len(scores[0].targets) * len(scores)
         row = dict(score_columns("score", f1(weights @ sums.sum(0)), f1(sums.sum(1))))
         row["accuracy"] = accuracy(sums.sum((0, 1)), targets)
         return row
 
-    def of_probe(self, scores: Sequence[EdgeScores], variant: int, weights: Tensor) -> Row:
+    def of_probe(
+        self, scores: Sequence[EdgeScores], variant: int, weights: Tensor
+    ) -> Row:
         """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
         own = self.variants[variant]
         parameters = sum(weight.numel() for weight in self.banks[0].probes.parameters())
@@ -236,7 +256,9 @@ def counts(bank: Bank, examples: Examples) -> Tensor:
         else:
             best = logits.argmax(-1)
             given = nn.functional.one_hot(best, logits.shape[-1]).bool()
-        counted = _of_targets(given, probes.true_labels(part), part.unknown * of_the_task)
+        counted = _of_targets(
+            given, probes.true_labels(part), part.unknown * of_the_task
+        )
         sums.index_add_(1, part.sentence, counted)
     return sums
 
@@ -338,7 +360,9 @@ class DistanceProbes(StructuralProbes):
         """Predict distances: (A, n, d) -> (A, b, T, T)."""
         projected = self.projected(read, part)
         squares = projected.square().sum(-1)
-        return squares[..., :, None] + squares[..., None, :] - 2 * projected @ projected.mT
+        return (
+            squares[..., :, None] + squares[..., None, :] - 2 * projected @ projected.mT
+        )
 
     def losses(self, read: Tensor, part: TreesPart) -> Tensor:
         """Mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
@@ -401,7 +425,9 @@ class TreeTask(Task):
             predicted = predictions(bank, Examples(held, trees))
         return tree_scores(self.name, predicted, held.sentences, trees)
 
-    def columns(self, scores: Sequence[TreeScores], variant: int, weights: Tensor) -> Row:
+    def columns(
+        self, scores: Sequence[TreeScores], variant: int, weights: Tensor
+    ) -> Row:
         """Spearman's correlation, and the share of edges or roots that are found: means over seeds."""
         first = scores[0]
         spearman = torch.stack([result.spearman[variant] for result in scores])
@@ -414,7 +440,9 @@ class TreeTask(Task):
             return row | score_columns("uuas", share)
         return row | score_columns("root_accuracy", share)
 
-    def of_probe(self, scores: Sequence[TreeScores], variant: int, weights: Tensor) -> Row:
+    def of_probe(
+        self, scores: Sequence[TreeScores], variant: int, weights: Tensor
+    ) -> Row:
         """Parameters."""
         rank = self.variants[variant].rank or self._usual_rank
         return {"parameters": rank * self._width}

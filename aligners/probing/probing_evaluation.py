@@ -13,12 +13,24 @@ from aligners.datamodules.module import stream_of
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
-from aligners.probing.probe_bank import ModelLayer, Source, Variant, Words, WordsBeingRead
+from aligners.probing.probe_bank import (
+    ModelLayer,
+    Source,
+    Variant,
+    Words,
+    WordsBeingRead,
+)
 from aligners.probing.probes import STRUCTURAL, EdgeTask
 from aligners.probing.probing_tasks import ProbeTraining, Row, Task, ended
 from aligners.probing.storing import save_banks
 from aligners.probing.trees import drawn_trees
-from aligners.probing.word_states import SPLITS, check_annotated, check_room, make_task, usual_tasks
+from aligners.probing.word_states import (
+    SPLITS,
+    check_annotated,
+    check_room,
+    make_task,
+    usual_tasks,
+)
 from aligners.progress import hidden, track
 
 
@@ -116,7 +128,9 @@ class ProbeExperiment(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
         data = self._data
-        self._sentences = check_annotated(data, self.tasks or None, self.trainer.world_size)
+        self._sentences = check_annotated(
+            data, self.tasks or None, self.trainer.world_size
+        )
         self.tasks = self.tasks or usual_tasks(self._sentences["fit"])
         if data.component != "residual":
             raise UserError(
@@ -148,7 +162,9 @@ class ProbeExperiment(pl.LightningModule):
                 words = WordsBeingRead(self._sentences[split], self._places(m))
                 self._reading[m, split] = words
 
-    def test_step(self, batch: LayerBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: LayerBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Keep the states of a batch's words."""
         split = list(SPLITS)[dataloader_idx]
         for m, states in enumerate(batch.states):
@@ -156,7 +172,9 @@ class ProbeExperiment(pl.LightningModule):
                 twin = self._twins[m].to(states.device)
                 untrained, *_ = self._data.reader.read_model(twin, batch, m)
                 states = torch.cat([states, untrained])
-            self._reading[m, split].add(batch.texts.text_numbers, batch.rows[m].counts, states)
+            self._reading[m, split].add(
+                batch.texts.text_numbers, batch.rows[m].counts, states
+            )
 
     def on_test_epoch_end(self) -> None:
         """Look at the last batch, and let the twins go."""
@@ -186,7 +204,9 @@ class ProbeExperiment(pl.LightningModule):
             "seeds": self.seeds,
             "training": vars(self.how),
             **self.sizes,
-            "sentences": {split: len(words.sentences) for split, words in first.items()},
+            "sentences": {
+                split: len(words.sentences) for split, words in first.items()
+            },
             "sentences_dropped": {split: words.cut for split, words in first.items()},
             "unfinished": dict(unfinished),
         }
@@ -278,9 +298,17 @@ class ProbeExperiment(pl.LightningModule):
             if task.name != "distance":
                 continue
             wanted = (self._names[m], task.name, "model")
-            own = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
+            own = [
+                row
+                for row in self.rows
+                if (row["model"], row["task"], row["source"]) == wanted
+            ]
             best = max(own, key=lambda row: row["score"] or -1)
-            place = task.variants.index(Variant("model", best["site"], rank=best["rank"]))
+            place = task.variants.index(
+                Variant("model", best["site"], rank=best["rank"])
+            )
             probe = task.banks[0].only([place])
-            trees += drawn_trees(probe, self.words[m, "test"], self.drawn, self._names[m])
+            trees += drawn_trees(
+                probe, self.words[m, "test"], self.drawn, self._names[m]
+            )
         return trees

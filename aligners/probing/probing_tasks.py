@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_range
-from aligners.injection.scoring.scores import Row, named, resampled_counts, with_interval
+from aligners.injection.scoring.scores import (
+    Row,
+    named,
+    resampled_counts,
+    with_interval,
+)
 from aligners.probing.probe_bank import Bank, Examples, Variant, Words, losses
 
 
@@ -136,7 +141,9 @@ def train_bank(
 
     progress.take_back()
     rates = progress.rates.tolist()
-    bank.unfinished = [v for v, rate in zip(bank.variants, rates, strict=True) if rate > 0]
+    bank.unfinished = [
+        v for v, rate in zip(bank.variants, rates, strict=True) if rate > 0
+    ]
     bank.eval().requires_grad_(False)
 
 
@@ -154,7 +161,9 @@ def _along(values: Tensor, parameter: Tensor) -> Tensor:
     return values.view(-1, *[1] * (parameter.ndim - 1))
 
 
-def _batches(sentences: Sequence[int], size: int, steps: int, seed: int) -> Iterator[list[int]]:
+def _batches(
+    sentences: Sequence[int], size: int, steps: int, seed: int
+) -> Iterator[list[int]]:
     """Batches in an order that the seed draws anew in each epoch; all have equally many sentences."""
     draw = torch.Generator().manual_seed(seed)
     order = list[int]()
@@ -241,7 +250,9 @@ class Task(ABC):
         scores = [self.scores(bank, held) for bank in self.banks]
         weights = resampled_counts(baseline.sentences, self.seed)
         about = {"task": self.name, **baseline.about}
-        yield row_of(self.baseline, None, **about, **self.columns([baseline], 0, weights))
+        yield row_of(
+            self.baseline, None, **about, **self.columns([baseline], 0, weights)
+        )
         for number, variant in enumerate(self.variants):
             if variant.control:
                 continue
@@ -299,7 +310,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def score_columns(name: str, values: Tensor, by_seed: Tensor | None = None) -> dict[str, Tensor]:
+def score_columns(
+    name: str, values: Tensor, by_seed: Tensor | None = None
+) -> dict[str, Tensor]:
     """A score with its 95 % interval over sentences and, if there are several seeds, its range over them.
 
     Args:

@@ -63,7 +63,9 @@ class Labels:
             )
         several = any(len(labels) != 1 for labels in sets)
         ordered = tuple(name for name, _ in _by_frequency(names))
-        return cls(task, ordered, several, next(iter(spans)), tuple(_by_frequency(sets)))
+        return cls(
+            task, ordered, several, next(iter(spans)), tuple(_by_frequency(sets))
+        )
 
     @property
     def shape(self) -> dict[str, Any]:

@@ -18,8 +18,12 @@ from aligners.probing.probe_bank import Bank, Examples, Words, answers
 from aligners.probing.probing_tasks import Row, pooled_ratio
 
 LEAST = 2  # words of a tree: one word has no distances
-DRAWN_LENGTHS = range(7, 14)  # words of a sentence that is drawn: no trifle, and it fits on a page
-LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
+DRAWN_LENGTHS = range(
+    7, 14
+)  # words of a sentence that is drawn: no trifle, and it fits on a page
+LENGTHS = range(
+    5, 51
+)  # words of the sentences over which rank correlations are averaged
 PUNCTUATION = "PUNCT"  # universal part of speech
 
 Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
@@ -101,7 +105,11 @@ class Trees:
             n = len(self.depths[number])
             distances[place, :n, :n] = self.distances[number]
         return TreesPart(
-            rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen
+            rows.to(device),
+            real.to(device),
+            depths.to(device),
+            distances.to(device),
+            chosen,
         )
 
 
@@ -254,7 +262,9 @@ def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]
     for part, predicted in answers(bank, examples):
         numbers = predicted.double().cpu().numpy()
         lengths = part.real.sum(1).tolist()
-        for place, (sentence, n) in enumerate(zip(part.sentences, lengths, strict=True)):
+        for place, (sentence, n) in enumerate(
+            zip(part.sentences, lengths, strict=True)
+        ):
             own = numbers[:, place, :n]
             if own.ndim == 3:  # distances
                 own = own[:, :, :n]
@@ -298,7 +308,9 @@ def tree_scores(
     )
 
 
-Found = tuple[Numbers, list[int], int]  # correlations and hits of A probes, and the total
+Found = tuple[
+    Numbers, list[int], int
+]  # correlations and hits of A probes, and the total
 
 
 def _score_distances(predicted: Numbers, sentence: Sentence, true: Tensor) -> Found:
@@ -333,7 +345,9 @@ def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
             yield number, np.abs(place[:, None] - place)[None]
 
 
-def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[dict[str, Any]]:
+def drawn_trees(
+    bank: Bank, words: Words, count: int, model: str
+) -> Iterator[dict[str, Any]]:
     """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
 
     Args:
@@ -346,7 +360,11 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[di
         Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
     """
     trees = Trees.of(words)
-    chosen = [number for number, depths in trees.depths.items() if len(depths) in DRAWN_LENGTHS]
+    chosen = [
+        number
+        for number, depths in trees.depths.items()
+        if len(depths) in DRAWN_LENGTHS
+    ]
     for number, predicted in predictions(bank, Examples(words, trees, chosen[:count])):
         sentence = words.sentences[number]
         yield {

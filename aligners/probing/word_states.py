@@ -7,7 +7,11 @@ import torch
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import policy_of
-from aligners.datamodules.text.annotated.sentence import ANNOTATION, Sentence, sentences_in
+from aligners.datamodules.text.annotated.sentence import (
+    ANNOTATION,
+    Sentence,
+    sentences_in,
+)
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.files.resources import free_memory, in_words
@@ -16,7 +20,11 @@ from aligners.probing.probes import STRUCTURAL, EdgeTask, TreeTask
 from aligners.probing.targets import Labels, tasks_of
 from aligners.probing.trees import LEAST
 
-SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
+SPLITS: dict[Split, str] = {
+    "fit": "fitting",
+    "validation": "validation",
+    "test": "held-out",
+}
 USUAL = ("pos", "dependencies", *STRUCTURAL)
 ADVICE = {
     "validation": ": `text.validation_share` says how many",
@@ -25,7 +33,9 @@ ADVICE = {
 
 
 def check_annotated(
-    data: LayerActivations | PairedActivations, tasks: Sequence[str] | None, processes: int = 1
+    data: LayerActivations | PairedActivations,
+    tasks: Sequence[str] | None,
+    processes: int = 1,
 ) -> dict[Split, list[Sentence]]:
     """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
 
@@ -91,7 +101,9 @@ def _known_tasks(sentences: Sequence[Sentence]) -> list[str]:
     return tasks
 
 
-def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device) -> None:
+def check_room(
+    sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device
+) -> None:
     """Raise if the states of all words, and the copy that joining them takes, may not fit in memory.
 
     Args:

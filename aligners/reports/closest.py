@@ -8,14 +8,18 @@ from aligners.reports.names import fixed, listed, site_of, value_range
 from aligners.reports.report import Row, grouped, mean, values
 
 Lines = Mapping[str, Sequence[Row]]  # of methods: name -> rows
-LEAST_SHARE = 0.0005  # of a variance: less reads as 0.0%, and is said to be less than 0.1%
+LEAST_SHARE = (
+    0.0005  # of a variance: less reads as 0.0%, and is said to be less than 0.1%
+)
 LEAST_NATS = 0.0005  # less reads as 0.000, and is said to be less than 0.001 nats
 
 
 def known_lines(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
     """The methods whose rows all have a finite value in a column, trained or not, with these rows."""
     lines = grouped(rows, "method")
-    return {name: line for name, line in lines.items() if math.isfinite(mean(line, column))}
+    return {
+        name: line for name, line in lines.items() if math.isfinite(mean(line, column))
+    }
 
 
 def closest(lines: Lines, column: str) -> str | None:

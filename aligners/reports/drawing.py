@@ -24,7 +24,16 @@ Level = tuple[str | None, Look, float]  # name, look and height of what has no s
 Line = TypeVar("Line")
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D31",
+)
 # Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
 MODEL_COLOURS = (
     "#332288",
@@ -36,12 +45,22 @@ MODEL_COLOURS = (
     "#882255",
     "#88CCEE",
 )
-MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
+MARKERS = (
+    "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
+)
 LOOKS = table_beside(__file__, "looks.yaml")
-METHODS, FLOORS = list(LOOKS["methods"]), LOOKS["floors"]  # each has one look in all figures
-ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
+METHODS, FLOORS = (
+    list(LOOKS["methods"]),
+    LOOKS["floors"],
+)  # each has one look in all figures
+ABREAST, PANEL = (
+    4,
+    (3.6, 2.9),
+)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
-LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
+LIGHT_FROM = (
+    0.6  # share of the colour scale above which dark letters are easier to read
+)
 MOST_LINES = 6  # in a panel
 STEP_ASIDE, MOST_ASIDE = (
     0.02,
@@ -49,7 +68,9 @@ STEP_ASIDE, MOST_ASIDE = (
 )  # of the distance between two sites: how far lines are moved to tell bars apart
 LETTERS = 46  # that fit below a panel
 FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
-LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
+LEGEND_BESIDE = (
+    28  # letters of a legend's longest name, above which it stands below the panels
+)
 LEGEND_WIDTH = 1.6  # inches that it takes beside them
 HOLLOW = "hollow: untrained start, or diverged"  # what `line_of_maps` draws
 WRITTEN = 48  # cells, above which a figure has no room for numbers
@@ -92,7 +113,9 @@ def panels(
     axes = list(grid.flat)
     for axis in axes[count:]:
         axis.set_axis_off()
-    for axis in axes[max(0, count - across) : count]:  # also where the place below is empty
+    for axis in axes[
+        max(0, count - across) : count
+    ]:  # also where the place below is empty
         axis.tick_params(labelbottom=True)
     return figure, axes[:count]
 
@@ -100,7 +123,9 @@ def panels(
 # ---------------------------------------------------------------------- lines
 
 
-def line_look(colour: int, marker: int, linestyle: str, colours: Sequence[str] = COLOURS) -> Look:
+def line_look(
+    colour: int, marker: int, linestyle: str, colours: Sequence[str] = COLOURS
+) -> Look:
     """Return how to draw a line. Colours and markers are numbers, which start again when they run out."""
     return {
         "color": colours[colour % len(colours)],
@@ -163,7 +188,13 @@ def line_of_maps(
         if not is_trained(row):
             places.append(place)
             values.append(height)
-    hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8, "zorder": 3}
+    hollow = {
+        **look,
+        "linestyle": "none",
+        "markerfacecolor": "white",
+        "markersize": 8,
+        "zorder": 3,
+    }
     axis.plot(places, values, **hollow)
     return bool(places)
 
@@ -261,7 +292,9 @@ def site_figure(
     return figure
 
 
-def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS) -> None:
+def name_sites(
+    axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS
+) -> None:
     """Give a panel its title, and its horizontal axis the names of sites, as many as there is room for."""
     lines = [fill(line, letters, break_long_words=False) for line in title.split("\n")]
     axis.set_title("\n".join(lines), fontsize=10)
@@ -293,7 +326,10 @@ def evenly(lines: Sequence[Line]) -> list[list[Line]]:
     """Divide lines of one kind among as few panels as can be read, each with about as many."""
     count = math.ceil(len(lines) / MOST_LINES)
     size = math.ceil(len(lines) / max(1, count))
-    return [list(lines[first : first + size]) for first in range(0, len(lines), max(1, size))]
+    return [
+        list(lines[first : first + size])
+        for first in range(0, len(lines), max(1, size))
+    ]
 
 
 # ---------------------------------------------------------------------- heat maps
@@ -373,7 +409,10 @@ def heat_maps(
 
 
 def layer_grid(
-    cells: Iterable[Row], columns: tuple[str, str, str], up: Sequence[Any], across: Sequence[Any]
+    cells: Iterable[Row],
+    columns: tuple[str, str, str],
+    up: Sequence[Any],
+    across: Sequence[Any],
 ) -> NDArray[np.float64]:
     """Arrange values by layer for `heat_map`; NaN where there is none.
 
@@ -423,14 +462,14 @@ def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
     return list(shown.values()), list(shown)
 
 
-def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = "") -> None:
+def dress(
+    figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = ""
+) -> None:
     """Label the axes of all panels together, and add one legend for all: below them, where its names are long."""
     handles, names = shown_lines(axes)
     below = max(map(len, names), default=0) > LEGEND_BESIDE
     if below or len(axes) == 1:
-        for (
-            axis
-        ) in axes:  # a label of the whole figure would stand between panels and legend, or upon it
+        for axis in axes:  # a label of the whole figure would stand between panels and legend, or upon it
             axis.set_xlabel(across, fontsize=9)
     else:
         figure.supxlabel(across, fontsize=9)

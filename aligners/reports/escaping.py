@@ -15,8 +15,17 @@ from aligners.reports.report import Row
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet computes
-IN_MARKDOWN = re.compile(r"<|(?<=\])(?=\()")  # how HTML begins, and the middle of a link
+FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+)  # how cells begin that a spreadsheet computes
+IN_MARKDOWN = re.compile(
+    r"<|(?<=\])(?=\()"
+)  # how HTML begins, and the middle of a link
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -24,7 +33,9 @@ def csv_text(rows: Sequence[Row]) -> str:
     import pandas as pd
 
     return str(
-        csv_frame(pd.DataFrame(rows, dtype=object)).to_csv(index=False, lineterminator="\r\n")
+        csv_frame(pd.DataFrame(rows, dtype=object)).to_csv(
+            index=False, lineterminator="\r\n"
+        )
     )
 
 
@@ -66,7 +77,9 @@ def in_cell(text: str) -> str:
     return in_markdown(" ".join(text.split())).replace("|", "\\|")
 
 
-def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str) -> list[str]:
+def markdown_table(
+    headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str
+) -> list[str]:
     """The lines of a table in Markdown: headings, the rule below them, rows."""
     lines = []
     for cells in (headings, *rows):

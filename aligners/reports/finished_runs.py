@@ -19,7 +19,13 @@ from aligners.reports.page.run_page import CONFIG
 from aligners.reports.report import Report, Row
 
 KINDS: dict[str, Row] = table_beside(__file__, "kinds.yaml")
-SHOWN = ("title", "note", "columns", "captions", "files")  # of a kind, whatever its rows are
+SHOWN = (
+    "title",
+    "note",
+    "columns",
+    "captions",
+    "files",
+)  # of a kind, whatever its rows are
 
 
 def file_name(kind: str) -> str:
@@ -45,8 +51,12 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     """
     about = KINDS[kind]
     report = maker(kind)(meta, rows, **about.get("options", {}), **more)
-    first = list(dict.fromkeys(meta.get("data_cautions", ())))  # nothing is to be read without them
-    cautions = [said for said in dict.fromkeys(meta.get("cautions", ())) if said not in first]
+    first = list(
+        dict.fromkeys(meta.get("data_cautions", ()))
+    )  # nothing is to be read without them
+    cautions = [
+        said for said in dict.fromkeys(meta.get("cautions", ())) if said not in first
+    ]
     texts = []
     for name in ("text", "other_text"):
         texts += words_on(meta.get(name, {}), "filled", "copies", "left_out")
@@ -133,7 +143,8 @@ def refusing_report(place: Path) -> AbstractContextManager[None]:
         place: its file, or the folder of its run.
     """
     return refusing(
-        f"Expected {place} to be a report as this version writes it, but it cannot be shown", EDITED
+        f"Expected {place} to be a report as this version writes it, but it cannot be shown",
+        EDITED,
     )
 
 
@@ -143,7 +154,9 @@ def _what_it_is(folder: Path) -> str:
         return "is not a folder."
     if (folder / "study.yaml").is_file():
         return f"is that of a study: `study.py status {folder}` shows how far it is, report/report.html what it found."
-    runs = sorted(path.parent for path in folder.glob(f"*/{CONFIG}") if kinds_in(path.parent))
+    runs = sorted(
+        path.parent for path in folder.glob(f"*/{CONFIG}") if kinds_in(path.parent)
+    )
     if runs:
         return f"holds several: name one of {', '.join(map(str, runs))}."
     if not (folder / CONFIG).is_file():

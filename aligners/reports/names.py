@@ -40,7 +40,9 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     """Return a different name for each model's files or folders, of letters, digits and `_.=-` only."""
     names: dict[str, str] = {}
     for model, short in short_names(models).items():
-        slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
+        slug = (
+            re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
+        )
         name = slug
         count = 1
         while name in names.values():
@@ -147,7 +149,11 @@ def score_in_words(row: Row) -> str:
 
 def floor_words(rows: Iterable[Row]) -> str:
     """Name the floor that gives every text the same answer: the majority class, or the mean number."""
-    return "mean number" if score_name(rows) in ("pearson", "spearman") else "majority class"
+    return (
+        "mean number"
+        if score_name(rows) in ("pearson", "spearman")
+        else "majority class"
+    )
 
 
 def held_out_name(text: Row) -> str | None:

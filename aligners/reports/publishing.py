@@ -16,7 +16,12 @@ from aligners.files.atomic import write_text
 from aligners.fitting.training_status import MARK
 from aligners.reports.escaping import csv_text, in_markdown, markdown_table
 from aligners.reports.finished_runs import make_report
-from aligners.reports.names import four_digits, names_in_full, site_name, with_short_names
+from aligners.reports.names import (
+    four_digits,
+    names_in_full,
+    site_name,
+    with_short_names,
+)
 from aligners.reports.page.run_page import save_figure, write_page
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable, say, screen

@@ -56,7 +56,11 @@ class Report:
     @property
     def content(self) -> dict[str, Any]:
         """What the JSON file holds."""
-        content = {"meta": self.meta, "findings": self.findings, "rows": list(self.rows)}
+        content = {
+            "meta": self.meta,
+            "findings": self.findings,
+            "rows": list(self.rows),
+        }
         for name, table in self.tables.items():
             content[name] = list(table)
         return content

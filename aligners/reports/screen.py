@@ -73,7 +73,9 @@ class SiteTable:
             column.texts.append(visible(text))
         self.styles.append(style or "")
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Text]:
         """Yield the title, then the parts of the table, without columns that no row fills."""
         yield Text(f"\n{self.title}", style="bold")
         names = self.columns[: self.names]
@@ -114,7 +116,9 @@ class SiteTable:
                 groups.append([column])
         return groups
 
-    def _lines(self, part: Sequence[Column], names: int, above: Sequence[Column]) -> Iterator[Text]:
+    def _lines(
+        self, part: Sequence[Column], names: int, above: Sequence[Column]
+    ) -> Iterator[Text]:
         """The headings of some columns, and the rows that have a value in them."""
         lines = [GAP.join(texts) for texts in zip(*_padded(part), strict=True)]
         groups, headings, *rows = lines

@@ -23,7 +23,9 @@ def page(template: str, **values: Any) -> str:
         values: of the template.
     """
     loader = FileSystemLoader(PAGES)
-    environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
+    environment = Environment(
+        loader=loader, autoescape=True, keep_trailing_newline=True
+    )
     environment.filters |= {"code": _code, "four_digits": four_digits}
     whole = environment.get_template(template)
     words = NO_WORDS.sub(" ", whole.render(glossary={}, **values))

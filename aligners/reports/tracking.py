@@ -64,7 +64,11 @@ def complete(folder: Path) -> None:
 
 
 def start_run(
-    folder: Path, name: str, kind: str, group: str | None = None, number: str | None = None
+    folder: Path,
+    name: str,
+    kind: str,
+    group: str | None = None,
+    number: str | None = None,
 ) -> Any:
     """Start a W&B run, or go on with one. It follows WANDB_MODE, but is online only for a user who is logged in.
 
@@ -96,10 +100,13 @@ def start_run(
         # the service's own error, which it does not export
         if number is not None and "is in use" in str(error):
             logger.warning(
-                "At W&B the run `%s` cannot go on, as it has not ended. This is a new run.", number
+                "At W&B the run `%s` cannot go on, as it has not ended. This is a new run.",
+                number,
             )
             return start_run(folder, name, kind, group)
-        if not isinstance(error, wandb.errors.CommError | wandb.errors.AuthenticationError):
+        if not isinstance(
+            error, wandb.errors.CommError | wandb.errors.AuthenticationError
+        ):
             raise
         logger.warning(
             "W&B cannot be reached (%s). This run is logged offline; `wandb sync` uploads it later.",
@@ -201,7 +208,11 @@ def described(path: Path) -> RunArtifact | None:
         if "bank" in header:
             bank = json.loads(header["bank"])
             return RunArtifact(path, KINDS[bank["command"]], _of_maps(bank))
-    except (OSError, SafetensorError, ValueError):  # of an earlier version, or none of ours
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+    ):  # of an earlier version, or none of ours
         return None
     return None
 
@@ -237,7 +248,11 @@ def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
 def states(folder: Path) -> RunArtifact:
     """What a folder of stored states is."""
     held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    about = {**held["about"], **held["identity"], "sites": sorted(held["sites"], key=int)}
+    about = {
+        **held["about"],
+        **held["identity"],
+        "sites": sorted(held["sites"], key=int),
+    }
     return RunArtifact(folder / MANIFEST, "states", about)
 
 
@@ -313,11 +328,15 @@ def workspace(entity: str, project: str = PROJECT) -> Any:
         for name in VIEW["figures"]
     ]
     opened = list(contents)
-    contents["Tables"] = [panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]]
+    contents["Tables"] = [
+        panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]
+    ]
     contents["What differs between runs"] = [panels.RunComparer(diff_only="split")]
     sections = []
     for name, shown in contents.items():
-        sections.append(workspaces.Section(name=name, panels=shown, is_open=name in opened))
+        sections.append(
+            workspaces.Section(name=name, panels=shown, is_open=name in opened)
+        )
     groups = [expr.Metric("Group"), expr.Metric("JobType")]
     return workspaces.Workspace(
         entity=entity,

@@ -12,7 +12,12 @@ from aligners.similarity.functional.canonical_correlations import (
     regression_chance,
 )
 from aligners.similarity.functional.cca import Correlations, SharedMoments
-from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, mean_cka, unbiased_cka
+from aligners.similarity.functional.cka import (
+    cka_from_hsic,
+    linear_cka,
+    mean_cka,
+    unbiased_cka,
+)
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import (
     mixedsim,
@@ -80,7 +85,11 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     Args:
         share: of the variance that SVCCA and PWCCA keep.
     """
-    mean, square, weighted = Correlations.mean, Correlations.mean_square, Correlations.weighted
+    mean, square, weighted = (
+        Correlations.mean,
+        Correlations.mean_square,
+        Correlations.weighted,
+    )
     heads: Family = "head_moments"
     kinds: tuple[Kinds, ...] = get_args(Kinds)
     measures = (
@@ -88,7 +97,9 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("mean_minibatch_cka", "batches", mean_cka),
-        Measure("rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000),
+        Measure(
+            "rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000
+        ),
         _correlated("cca", "CCA", mean),
         _correlated("svcca", "SVCCA", mean, share),
         _correlated("r2_cca", "R² of CCA", square)._replace(held_out=None),
@@ -101,18 +112,20 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         _regression("mixedsim", mixedsim, mixedsim_held_out),
         Measure("rsa", "rows", lambda sample: rsa(sample.x, sample.y), budget=5000),
         *(
-            Measure(f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False)
+            Measure(
+                f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False
+            )
             for kind in kinds
         ),
         Measure("attention_cka", heads, _on(linear_cka)),
         _correlated("attention_svcca", "SVCCA", mean, share)._replace(family=heads),
         _correlated("attention_pwcca", "PWCCA", weighted, share)._replace(family=heads),
-        _correlated("attention_svcca_standardised", "SVCCA", mean, share, True)._replace(
-            family=heads
-        ),
-        _correlated("attention_pwcca_standardised", "PWCCA", weighted, share, True)._replace(
-            family=heads
-        ),
+        _correlated(
+            "attention_svcca_standardised", "SVCCA", mean, share, True
+        )._replace(family=heads),
+        _correlated(
+            "attention_pwcca_standardised", "PWCCA", weighted, share, True
+        )._replace(family=heads),
     )
     return {measure.name: measure for measure in measures} | _FURTHER
 
@@ -140,11 +153,19 @@ def _correlated(
         )
 
     def chance(shared: SharedMoments) -> Tensor:
-        return canonical_chance(shared.moments, share, standardised, shared.white_x, shared.white_y)
+        return canonical_chance(
+            shared.moments, share, standardised, shared.white_x, shared.white_y
+        )
 
     decomposed = Decomposed((share, standardised), directions=weighted)
     return Measure(
-        name, "moments", compute, not weighted, compute, chance=chance, decomposed=decomposed
+        name,
+        "moments",
+        compute,
+        not weighted,
+        compute,
+        chance=chance,
+        decomposed=decomposed,
     )
 
 
@@ -160,13 +181,21 @@ def _regression(
 
     chance, decomposed = _on(regression_chance), Decomposed(pairs=False)
     return Measure(
-        name, "moments", on(formula), False, on(held_out), chance=chance, decomposed=decomposed
+        name,
+        "moments",
+        on(formula),
+        False,
+        on(held_out),
+        chance=chance,
+        decomposed=decomposed,
     )
 
 
 # say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them
 ON_REQUEST = ("r2_cca", "r2_svcca", "svcca_standardised", "pwcca_standardised")
 _USUAL = (
-    name for name, measure in catalogue().items() if measure.family == "moments" or name == "rsa"
+    name
+    for name, measure in catalogue().items()
+    if measure.family == "moments" or name == "rsa"
 )
 DEFAULT = tuple(name for name in _USUAL if name not in ON_REQUEST)

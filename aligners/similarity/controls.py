@@ -88,7 +88,9 @@ def jackknife_interval(
     return estimate - half, estimate + half
 
 
-def matching_layers(layers_x: Sequence[int], layers_y: Sequence[int]) -> list[tuple[int, int]]:
+def matching_layers(
+    layers_x: Sequence[int], layers_y: Sequence[int]
+) -> list[tuple[int, int]]:
     """Match each layer of X with the layer of Y at the same relative depth: the diagonal, also at unequal depths."""
     last_x, last_y = max(len(layers_x) - 1, 1), len(layers_y) - 1
     return [
@@ -134,7 +136,9 @@ class Draw:
         text: ids of their texts, likewise.
     """
 
-    def __init__(self, budget: int, seed: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, budget: int, seed: int, device: torch.device | None = None
+    ) -> None:
         self.seed = seed
         self.key = torch.full((budget,), FREE, device=device)
         self.text = torch.zeros(budget, dtype=torch.int64, device=device)
@@ -164,7 +168,9 @@ class Draw:
         `order` then has their places in the samples of all ranks laid end to end, and `text` their texts.
         """
         every = collected((self.key.cpu(), self.text.cpu()))
-        key, text = (torch.cat(parts).to(self.key.device) for parts in zip(*every, strict=True))
+        key, text = (
+            torch.cat(parts).to(self.key.device) for parts in zip(*every, strict=True)
+        )
         order = _smallest(key, len(self.key))
         self.order = order[(text[order] % groups).argsort(stable=True)]
         self.text = text[self.order]

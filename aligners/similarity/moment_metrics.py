@@ -25,7 +25,9 @@ class DoubleMetric(Metric):
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
     ) -> nn.Module:
         """Follow `fn` to its device, and not to its dtype."""
-        return super()._apply(lambda state: state.to(fn(state.new_empty(0)).device), exclude_state)
+        return super()._apply(
+            lambda state: state.to(fn(state.new_empty(0)).device), exclude_state
+        )
 
     def _wrap_compute(self, compute: Callable) -> Callable:
         """Keep the answer's shape, and do not copy it."""

@@ -14,7 +14,9 @@ from aligners.similarity.passes.streams import FAR_VALUES
 from aligners.similarity.passes.sums import Matching, TileSums, joined
 
 OF_STATES = ("standardised", *FAR_VALUES.values())  # streams without attention
-Grids = dict[str, Tensor]  # direction -> (L_x, L_y), or both ends of intervals, (2, L_x, L_y)
+Grids = dict[
+    str, Tensor
+]  # direction -> (L_x, L_y), or both ends of intervals, (2, L_x, L_y)
 Key = tuple[str, str]  # measure, figure
 
 
@@ -62,7 +64,11 @@ class TileFigures:
             matching: positions of the matching layers, for intervals.
         """
         figures = cls(tile)
-        some = [measure for measure in measures if measure.family not in ATTENTION or tile.leads]
+        some = [
+            measure
+            for measure in measures
+            if measure.family not in ATTENTION or tile.leads
+        ]
         some.sort(
             key=lambda measure: measure.symmetric
         )  # what PWCCA decomposes serves SVCCA, but not the reverse
@@ -70,7 +76,9 @@ class TileFigures:
             figures._add(measure, sums)
         if "fit" in sums:
             figures._add_intervals(
-                [m for m in some if (m.name, "value") in figures.grids], sums["value"], matching
+                [m for m in some if (m.name, "value") in figures.grids],
+                sums["value"],
+                matching,
             )
         return figures
 
@@ -94,13 +102,19 @@ class TileFigures:
             ):
                 self._attempt(measure, name, of(measure.compute, control))
         if "fit" in sums and measure.held_out is not None:
-            self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], observed))
+            self._attempt(
+                measure, "held_out", of(measure.held_out, sums["fit"], observed)
+            )
 
-    def _attempt(self, measure: Measure, figure: str, compute: Callable[[], Grids]) -> bool:
+    def _attempt(
+        self, measure: Measure, figure: str, compute: Callable[[], Grids]
+    ) -> bool:
         """Keep a figure, or why there is none."""
         key = measure.name, figure
         try:
-            self.grids[key] = {direction: value.cpu() for direction, value in compute().items()}
+            self.grids[key] = {
+                direction: value.cpu() for direction, value in compute().items()
+            }
         except ValueError as error:
             self.refused[key] = str(error)
         return key in self.grids
@@ -127,10 +141,13 @@ class TileFigures:
             shape = next(iter(values[same[0]].values())).shape
             nothing = torch.full((2, *shape), torch.nan, dtype=torch.float64)
             intervals = {
-                measure: {way: nothing.clone() for way in values[measure]} for measure in same
+                measure: {way: nothing.clone() for way in values[measure]}
+                for measure in same
             }
             for a, b in (
-                matching if same[0].family not in ATTENTION else matching_layers(*map(range, shape))
+                matching
+                if same[0].family not in ATTENTION
+                else matching_layers(*map(range, shape))
             ):
                 for measure, (whole, *rest) in self._estimates(
                     same, sums.at(same[0], a, b)
@@ -139,7 +156,9 @@ class TileFigures:
                         ends = jackknife_interval(
                             estimate, torch.stack([left_out[way] for left_out in rest])
                         )
-                        intervals[measure][way][:, a, b] = torch.cat(ends).flatten().cpu()
+                        intervals[measure][way][:, a, b] = (
+                            torch.cat(ends).flatten().cpu()
+                        )
             for measure in same:
                 if (measure.name, "interval") not in self.refused:
                     self.grids[measure.name, "interval"] = intervals[measure]
@@ -149,7 +168,10 @@ class TileFigures:
     ) -> dict[Measure, list[Grids]]:
         """Each measure of all groups of texts, then without each of them; nothing of a measure that is refused."""
         estimates: dict[Measure, list[Grids]] = {measure: [] for measure in measures}
-        for part in (groups, *(groups[:g] + groups[g + 1 :] for g in range(len(groups)))):
+        for part in (
+            groups,
+            *(groups[:g] + groups[g + 1 :] for g in range(len(groups))),
+        ):
             content = joined(part)
             for measure in list(estimates):
                 try:

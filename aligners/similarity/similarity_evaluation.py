@@ -134,7 +134,9 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _choose_layers(self, data: LayerActivations) -> None:
         """The models, their layers and their sizes."""
-        on_attention = [measure.name for measure in self.measures if measure.family in ATTENTION]
+        on_attention = [
+            measure.name for measure in self.measures if measure.family in ATTENTION
+        ]
         if on_attention and not data.attention:
             raise UserError(
                 "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "
@@ -199,7 +201,9 @@ class SimilarityEvaluation(pl.LightningModule):
         data.plan(splits * len(self._to_run), layers)
         self.announced = max(this.bytes for this in self.passes)
         if self.trainer.is_global_zero:
-            besides = "besides its models" if device.type == "cpu" else "with its models"
+            besides = (
+                "besides its models" if device.type == "cpu" else "with its models"
+            )
             memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
             passes = in_words(self.passes, self.names)
             logger.warning("This comparison takes up to %s, in %s.", memory, passes)
@@ -217,13 +221,19 @@ class SimilarityEvaluation(pl.LightningModule):
     def _divided(self, limit: int, beside: str | None) -> list[Pass]:
         """The passes within a limit of memory; `beside` as for `streams_of`."""
         device = self.trainer.strategy.root_device
-        streams = streams_of(self.measures, self._fits, self.groups, self.permutations, beside)
+        streams = streams_of(
+            self.measures, self._fits, self.groups, self.permutations, beside
+        )
         reader = self._stream.reader
-        self._settings = Settings(streams, self.shapes, reader, self.seed, self.products, device)
+        self._settings = Settings(
+            streams, self.shapes, reader, self.seed, self.products, device
+        )
 
         batches = self._held_out_batches()
         most = int(np.diff(batches.bounds).max())
-        longest = np.sort(batches.lengths)[-most:]  # texts of the largest batch, at most
+        longest = np.sort(batches.lengths)[
+            -most:
+        ]  # texts of the largest batch, at most
         rows, entries = int(longest.sum()), len(longest) * int(longest.max()) ** 2
         # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
         copies = int(device.type != "cpu") + int(self._fits)
@@ -260,7 +270,9 @@ class SimilarityEvaluation(pl.LightningModule):
         missing = [number for number in range(count) if number not in self._finished]
         self._to_run = missing or [count - 1]
         if self._finished and self.trainer.is_global_zero:
-            logger.warning("Going on: %d of %d passes are finished.", len(self._finished), count)
+            logger.warning(
+                "Going on: %d of %d passes are finished.", len(self._finished), count
+            )
 
     def _kept(self) -> dict[int, PassFigures]:
         """The figures of finished passes that are kept, by number."""
@@ -294,7 +306,9 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add one batch to the sums of its pass."""
-        while self._place < dataloader_idx:  # every rank goes through all texts of all passes
+        while (
+            self._place < dataloader_idx
+        ):  # every rank goes through all texts of all passes
             self._leave()
             self._place += 1
             self._enter()
@@ -335,7 +349,11 @@ class SimilarityEvaluation(pl.LightningModule):
             norms[span.model, span.first] = nuclear_norm(scatter).cpu()
 
         figures = PassFigures(tiles, norms, int(self._run.rows))
-        if self.saved is not None and this_rank() == 0 and self._number not in self._finished:
+        if (
+            self.saved is not None
+            and this_rank() == 0
+            and self._number not in self._finished
+        ):
             self.saved.save(self._number, figures)
         self._finished[self._number] = figures
         del self._run
@@ -352,7 +370,9 @@ class SimilarityEvaluation(pl.LightningModule):
         pairs: dict[tuple[int, int], PairFigures] = {}
         for i, j in self.pairs:
             own = [figures for figures in tiles if figures.tile.pair == (i, j)]
-            pairs[i, j] = PairFigures(own, (self.shapes[i].layers, self.shapes[j].layers))
+            pairs[i, j] = PairFigures(
+                own, (self.shapes[i].layers, self.shapes[j].layers)
+            )
         self._note(pairs)
 
         values = {}
@@ -415,7 +435,9 @@ class SimilarityEvaluation(pl.LightningModule):
             "measure": measure.name,
         }
         controls = pair.controls(measure, same)
-        rows = list(rows_of(head, "raw", pair.grids(measure, "value"), layers, controls))
+        rows = list(
+            rows_of(head, "raw", pair.grids(measure, "value"), layers, controls)
+        )
         standardised = pair.grids(measure, "standardised")
         return [*rows, *rows_of(head, "standardised", standardised, layers, {})]
 

@@ -14,14 +14,26 @@ from aligners.similarity.outcome import Grids, TileFigures
 from aligners.similarity.passes.streams import FAR_VALUES
 
 Row = dict[str, Any]
-Values = Mapping[tuple[int, int, str], Grids]  # models and measure -> direction -> (L_x, L_y)
+Values = Mapping[
+    tuple[int, int, str], Grids
+]  # models and measure -> direction -> (L_x, L_y)
 SIDES = {
     "both": "",
     "forward": " of X",
     "backward": " of Y",
 }  # whose variance, neurons or heads are explained
 FAR = tuple(FAR_VALUES.values())
-CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling", "chance", *FAR)
+CONTROLS = (
+    "low",
+    "high",
+    "held_out",
+    "null",
+    "null_high",
+    "untrained",
+    "ceiling",
+    "chance",
+    *FAR,
+)
 
 
 class PairFigures:
@@ -51,22 +63,32 @@ class PairFigures:
         if self.refused.keys() & {(measure.name, figure), (measure.name, "value")}:
             return joint
         for figures in self._tiles:
-            for direction, values in figures.grids.get((measure.name, figure), {}).items():
-                if measure.family in ATTENTION:  # which only one tile has, of all blocks
+            for direction, values in figures.grids.get(
+                (measure.name, figure), {}
+            ).items():
+                if (
+                    measure.family in ATTENTION
+                ):  # which only one tile has, of all blocks
                     joint[direction] = values
                 else:
                     nothing = torch.full(
-                        (*values.shape[:-2], *self._shape), torch.nan, dtype=torch.float64
+                        (*values.shape[:-2], *self._shape),
+                        torch.nan,
+                        dtype=torch.float64,
                     )
                     grid = joint.setdefault(direction, nothing)
                     grid[..., figures.tile.x.layers, figures.tile.y.layers] = values
         return joint
 
-    def refusals(self, measures: Sequence[Measure]) -> Iterator[tuple[Measure, str, str]]:
+    def refusals(
+        self, measures: Sequence[Measure]
+    ) -> Iterator[tuple[Measure, str, str]]:
         """Every measure and figure that could not be computed, and why."""
         for measure in measures:
             reasons = {
-                figure: why for (name, figure), why in self.refused.items() if name == measure.name
+                figure: why
+                for (name, figure), why in self.refused.items()
+                if name == measure.name
             }
             for figure in reasons if "value" not in reasons else ("value",):
                 yield measure, figure, reasons[figure]
@@ -80,7 +102,8 @@ class PairFigures:
         """
         interval = self.grids(measure, "interval")
         grids = {
-            name: self.grids(measure, name) for name in ("held_out", "untrained", "chance", *FAR)
+            name: self.grids(measure, name)
+            for name in ("held_out", "untrained", "chance", *FAR)
         }
         for end, name in enumerate(("low", "high")):
             grids[name] = {direction: ends[end] for direction, ends in interval.items()}
@@ -97,7 +120,9 @@ class PairFigures:
                 direction: torch.stack([null[direction] for null in nulls])
                 for direction in nulls[0]
             }
-            grids["null"] = {direction: values.mean(0) for direction, values in stacked.items()}
+            grids["null"] = {
+                direction: values.mean(0) for direction, values in stacked.items()
+            }
             grids["null_high"] = {
                 direction: values.amax(0) for direction, values in stacked.items()
             }
@@ -110,9 +135,12 @@ class PairFigures:
             measure: which.
             said: measure and models, for the caution.
         """
-        rows = max((figures.rows.get(measure.name, 0) for figures in self._tiles), default=0)
+        rows = max(
+            (figures.rows.get(measure.name, 0) for figures in self._tiles), default=0
+        )
         most = max(
-            (float(grid.max()) for grid in self.grids(measure, "chance").values()), default=0.0
+            (float(grid.max()) for grid in self.grids(measure, "chance").values()),
+            default=0.0,
         )
         if most <= MOST_BY_CHANCE:
             return []
@@ -165,9 +193,14 @@ def rows_of(
             "features": features,
         }
         missing = torch.full_like(grid, torch.nan)
-        grids = [grid, *(controls.get(name, {}).get(direction, missing) for name in CONTROLS)]
+        grids = [
+            grid,
+            *(controls.get(name, {}).get(direction, missing) for name in CONTROLS),
+        ]
         for pair, *figures in zip(
-            product(*layers), *(figure.flatten().tolist() for figure in grids), strict=True
+            product(*layers),
+            *(figure.flatten().tolist() for figure in grids),
+            strict=True,
         ):
             numbers = (None if figure != figure else figure for figure in figures)
             rows.append({**about, **dict(zip(names, (*pair, *numbers), strict=True))})
@@ -198,7 +231,12 @@ def layer_rows(
         )
         for layer, norm, score in zip(layers[m], *columns, strict=True):
             rows.append(
-                {"model": name, "layer": layer, "nuclear_norm": norm, "localization": score}
+                {
+                    "model": name,
+                    "layer": layer,
+                    "nuclear_norm": norm,
+                    "localization": score,
+                }
             )
     return rows
 
@@ -210,7 +248,9 @@ def distance_rows(names: Sequence[str], values: Values) -> list[Row]:
         cka = grids.get("both")
         if measure == "cka" and i != j and cka is not None and len(cka) == cka.shape[1]:
             distance = float(angular_distance(cka))
-            rows.append({"model_x": names[i], "model_y": names[j], "angular_distance": distance})
+            rows.append(
+                {"model_x": names[i], "model_y": names[j], "angular_distance": distance}
+            )
     return rows
 
 
@@ -218,7 +258,9 @@ def _localization(m: int, values: Values) -> Tensor | None:
     """Wu et al. §5.1, over all other layers that model m was compared with; None without the two measures."""
     neurons, subspaces, same = [], [], []
     for i, j in dict.fromkeys((i, j) for i, j, _ in values if m in (i, j)):
-        neuronsim, svcca = (values.get((i, j, name), {}) for name in ("neuronsim", "svcca"))
+        neuronsim, svcca = (
+            values.get((i, j, name), {}) for name in ("neuronsim", "svcca")
+        )
         if not neuronsim or not svcca:
             return None
         turned = m != i
@@ -232,6 +274,10 @@ def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:
     """The similarity of each layer with itself; the smaller of the two."""
     if not within_x or not within_y:
         return {}
-    own_x, own_y = (next(iter(grids.values())).diagonal() for grids in (within_x, within_y))
+    own_x, own_y = (
+        next(iter(grids.values())).diagonal() for grids in (within_x, within_y)
+    )
     grid = torch.minimum(own_x[:, None], own_y[None])
-    return dict.fromkeys(("both",) if measure.symmetric else ("forward", "backward"), grid)
+    return dict.fromkeys(
+        ("both",) if measure.symmetric else ("forward", "backward"), grid
+    )

@@ -38,14 +38,18 @@ class Kind:
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
-        rest = {name: value for name, value in options.items() if name not in self.apart}
+        rest = {
+            name: value for name, value in options.items() if name not in self.apart
+        }
         data = dict(options.get("data", {}))
         for name in self.names:
             data.pop(name, None)
         return {**rest, "data": data}
 
 
-KINDS = {kind: Kind(**about) for kind, about in table_beside(__file__, "kinds.yaml").items()}
+KINDS = {
+    kind: Kind(**about) for kind, about in table_beside(__file__, "kinds.yaml").items()
+}
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,10 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
 
 def _goes_into(value: Any, before: Any) -> bool:
     """Whether options are merged with those before, rather than put in their place."""
-    if not isinstance(value, Mapping) or not isinstance(before, Mapping) or "class_path" in value:
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(before, Mapping)
+        or "class_path" in value
+    ):
         return False
     return not ("source" in value and "source" in before)

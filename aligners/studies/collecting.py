@@ -21,9 +21,22 @@ Row = Mapping[str, Any]
 PART = 2**16  # rows in memory as they come
 GROUP = 2**4  # parts in a row group of Parquet: 2²⁰ rows
 # Of the similarities, which may be millions: columns that no report of a study shows; nor does one show other features.
-UNREAD = {"cell", "kind", "label", "low", "high", "null_high", "ceiling", "chance", "n_rows"}
+UNREAD = {
+    "cell",
+    "kind",
+    "label",
+    "low",
+    "high",
+    "null_high",
+    "ceiling",
+    "chance",
+    "n_rows",
+}
 CELL_COLUMNS = {"cell": "id", "kind": "kind", "task": "task"}
-OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row
+OF_ALL_ROWS = (
+    "rows",
+    "majority_score",
+)  # what a report says once, and tables in every row
 
 
 def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
@@ -127,14 +140,20 @@ class _About:
         stages = {model["stage"] for model in models.values() if model}
         columns = {name: self._cell[key] for name, key in CELL_COLUMNS.items()}
         columns["stage"] = stages.pop() if len(stages) == 1 else None
-        for column, key in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
+        for column, key in (
+            ("model", "name"),
+            ("stage", "stage"),
+            ("tuned", "tuned_on"),
+        ):
             for side, model in models.items():
                 columns[column + side] = model.get(key)
         for side, model in models.items():
             columns[f"group{side}"] = self._groups.group(model.get("name", ""))
         if self._groups.bases:
             for side, model in models.items():
-                columns[f"base{side}"] = self._groups.group(model.get("name", ""), "bases")
+                columns[f"base{side}"] = self._groups.group(
+                    model.get("name", ""), "bases"
+                )
         return columns
 
     def _model(self, side: str, path: str | None) -> Row:
@@ -155,7 +174,9 @@ class _Table:
         self._folder = folder
         self._rows: list[dict[str, Any]] = []
         self._columns: dict[str, None] = {}
-        self._samples: list[pd.DataFrame] = []  # of each part: the first value of each column
+        self._samples: list[
+            pd.DataFrame
+        ] = []  # of each part: the first value of each column
         self._schemas: list[pa.Schema] = []
         self._untyped: Counter[str] = (
             Counter()
@@ -201,15 +222,24 @@ class _Table:
             for first in range(0, len(files), GROUP):
                 group = []
                 for file in files[first : first + GROUP]:
-                    part = pq.read_table(file).to_pandas().reindex(columns=[*kinds]).astype(kinds)
+                    part = (
+                        pq.read_table(file)
+                        .to_pandas()
+                        .reindex(columns=[*kinds])
+                        .astype(kinds)
+                    )
                     csv_frame(part).to_csv(text, index=False, header=file == files[0])
-                    group.append(pa.Table.from_pandas(part, schema, preserve_index=False))
+                    group.append(
+                        pa.Table.from_pandas(part, schema, preserve_index=False)
+                    )
                 writer.write_table(pa.concat_tables(group).combine_chunks())
         return parquet
 
     def _types(self) -> tuple[dict[str, Any], pa.Schema]:
         """The types of the columns in pandas and in Parquet."""
-        sample = pd.concat(self._samples, ignore_index=True).reindex(columns=[*self._columns])
+        sample = pd.concat(self._samples, ignore_index=True).reindex(
+            columns=[*self._columns]
+        )
         kinds = {name: sample[name].dtype for name in self._columns}
         for name, parts in self._untyped.items():
             if parts == len(self._samples):

@@ -27,7 +27,11 @@ THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CODE = str(Path(__file__).resolve().parents[2])
 # Name -> the extra that it needs, and its package.
-EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}
+EXECUTORS = {
+    "processes": None,
+    "slurm": ("slurm", "submitit"),
+    "ray": ("cluster", "ray"),
+}
 RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a job's GPUs
 
 
@@ -55,7 +59,9 @@ class Processes(Executor):
         for place in range(workers):
             self._free.put(place)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
         """Call a function in the next free process; wait until there is one."""
         place = self._free.get()
         try:
@@ -124,7 +130,9 @@ def _begin_worker(gpu: str | None, threads: int) -> None:
     if gpu is not None:
         os.environ[VISIBLE] = gpu
     os.environ[THREADS] = str(threads)  # torch is not imported yet
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -152,7 +160,9 @@ class SlurmJobs(Executor):
         options: parameters of submitit's `AutoExecutor`, such as `timeout_min` and `slurm_partition`.
     """
 
-    def __init__(self, workers: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
+    def __init__(
+        self, workers: int, folder: Path, cluster: str = "slurm", **options: Any
+    ) -> None:
         import submitit
 
         let_jobs_import()
@@ -161,7 +171,9 @@ class SlurmJobs(Executor):
         self._executor.update_parameters(**options)
         self._waiting = ThreadPoolExecutor(workers)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
         """Submit a job; the future waits for it."""
         job = self._executor.submit(_in_job, fn, *args, **kwargs)
         self._jobs.append(job)
@@ -180,7 +192,9 @@ def _in_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in a job of submitit. When the job's time is over, it is stopped as by SIGTERM."""
     from submitit.core.job_environment import JobEnvironment
 
-    time_is_over = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]  # comes before SLURM's SIGTERM
+    time_is_over = signal.Signals[
+        f"SIG{JobEnvironment.USR_SIG}"
+    ]  # comes before SLURM's SIGTERM
     signal.signal(time_is_over, lambda *_: signal.raise_signal(signal.SIGTERM))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
     # submitit ends jobs of this machine by SIGINT, which `nohup` has them ignore.
@@ -208,7 +222,9 @@ class RayTasks(Executor):
             ray.init(address=address, log_to_driver=False, include_dashboard=dashboard)
         self._remote = ray.remote(max_retries=0, **options)(_in_worker)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
         """Submit a task."""
         task = self._remote.remote(fn, *args, **kwargs)
         self._tasks.append(task)
@@ -266,4 +282,6 @@ def make_executor(
             return RayTasks(**options)
         return Processes(workers, gpus, **options)
     except (TypeError, NameError) as error:  # there is no such option
-        raise UserError(f"Expected `executor_options` of {name!r}, but: {error}") from error
+        raise UserError(
+            f"Expected `executor_options` of {name!r}, but: {error}"
+        ) from error

@@ -11,12 +11,27 @@ from aligners.errors import UserError
 from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
 from aligners.reports.study.printed import with_definitions
-from aligners.studies.cells import FOLDER, KINDS, Cell, Instance, Options, merged, naming
+from aligners.studies.cells import (
+    FOLDER,
+    KINDS,
+    Cell,
+    Instance,
+    Options,
+    merged,
+    naming,
+)
 from aligners.studies.spec import Comparison, Model, Stage, Study
 
-OF_PAIRS = ("stitch", "attention", "compare", "carry")  # a cell for each pair of different models
+OF_PAIRS = (
+    "stitch",
+    "attention",
+    "compare",
+    "carry",
+)  # a cell for each pair of different models
 ModelPair = tuple[Model, Model]
-Maps = tuple[Cell | None, str | None]  # the cell that fits a pair, and the file of its maps
+Maps = tuple[
+    Cell | None, str | None
+]  # the cell that fits a pair, and the file of its maps
 
 
 class Commands(Protocol):
@@ -84,7 +99,9 @@ class _Expansion:
             if study.wants("inject", stage, task):
                 fit, maps = fitted.get(pair, (None, None))
                 given = {"checkpoints": [maps]} if maps else {}
-                self._add("inject", task, self._instances(pair, stage, task), given, fit)
+                self._add(
+                    "inject", task, self._instances(pair, stage, task), given, fit
+                )
             for kind in OF_PAIRS:
                 if study.wants(kind, stage, task) and pair[0] != pair[1]:
                     self._add(kind, task, self._instances(pair, stage, task))
@@ -129,7 +146,9 @@ class _Expansion:
                 continue
             for model in study.models_at(stage):
                 for data in ({}, *study.further_texts(kind).values()):
-                    self._add(kind, task, [self._instance(model, stage, task)], {"data": data})
+                    self._add(
+                        kind, task, [self._instance(model, stage, task)], {"data": data}
+                    )
         if stage == "finetuned" and study.wants("surgery", stage, task):
             self._surgeries(task)
 
@@ -137,9 +156,15 @@ class _Expansion:
         """A cell for each model, with all of its fine-tunings."""
         resolved = self._resolve("surgery", self._options("surgery", task))
         for base in self.study.models.listed():
-            tuned = [model for model in self.study.models_at("finetuned") if model.base == base]
+            tuned = [
+                model
+                for model in self.study.models_at("finetuned")
+                if model.base == base
+            ]
             instances = self._instances(tuned, "finetuned", task)
-            if resolved.get("trainer.max_epochs") != 0:  # heads are trained on its states, too
+            if (
+                resolved.get("trainer.max_epochs") != 0
+            ):  # heads are trained on its states, too
                 instances.append(Instance(base, "pretrained", base))
             self._add("surgery", task, instances)
 
@@ -163,14 +188,19 @@ class _Expansion:
 
     def _sets(self, stages: Sequence[Stage]) -> list[list[tuple[Model, Stage]]]:
         """All models at some stages together, or two by two."""
-        models = [(model, stage) for stage in stages for model in self.study.models_at(stage)]
+        models = [
+            (model, stage) for stage in stages for model in self.study.models_at(stage)
+        ]
         if self.study.pairs.every:
             return [models] if models else []
         pairs = dict[tuple[str, str], None]()
         for stage in stages:
             for x, y in self.study.pairs_at(stage):
                 pairs[x.name, y.name] = None
-        return [[(model, stage) for model, stage in models if model.name in pair] for pair in pairs]
+        return [
+            [(model, stage) for model, stage in models if model.name in pair]
+            for pair in pairs
+        ]
 
     def _compared(
         self, models: Sequence[tuple[Model, Stage]], task: str, *, across_tasks: bool
@@ -195,7 +225,9 @@ class _Expansion:
 
     # ------------------------------------------------------------------ models
 
-    def _instances(self, models: Sequence[Model], stage: Stage, task: str) -> list[Instance]:
+    def _instances(
+        self, models: Sequence[Model], stage: Stage, task: str
+    ) -> list[Instance]:
         return [self._instance(model, stage, task) for model in models]
 
     def _instance(self, model: Model, stage: Stage, task: str) -> Instance:
@@ -230,7 +262,9 @@ class _Expansion:
         seed = {"seed": self.study.models.listed().index(model.base)}
         reads = task if model.base.startswith(EMBEDDED) else None
         cell = self._add("untrained", reads, [base], seed)
-        return Instance(model.name, "random", f"{FOLDER}/{cell.folder}/run/model", cell.id)
+        return Instance(
+            model.name, "random", f"{FOLDER}/{cell.folder}/run/model", cell.id
+        )
 
     # ------------------------------------------------------------------ options and ids
 
@@ -269,20 +303,26 @@ class _Expansion:
         cell = Cell(number, kind, task, tuple(models), named, tuple(needs))
         return self.found.setdefault(number, cell)
 
-    def _options(self, kind: str, task: str | None, after: Cell | None = None) -> Options:
+    def _options(
+        self, kind: str, task: str | None, after: Cell | None = None
+    ) -> Options:
         """The options that all cells of a kind and a task share."""
         study, accepts = self.study, self.commands.accepts
         options: Options = {"data": {}}
         if task is not None:
             for data in (study.data, study.tasks.get(task, {})):
-                options = merged(options, {"data": self._shared_data(kind, data, after)})
+                options = merged(
+                    options, {"data": self._shared_data(kind, data, after)}
+                )
         if study.store is not None and accepts(kind, "data.store"):
             own = study.store == "own"
             options["data"]["store"] = f"{FOLDER}/store" if own else study.store
         if accepts(kind, "trainer.enable_progress_bar"):
             options["trainer"] = {"enable_progress_bar": False}  # nobody watches
         if accepts(kind, "checkpoint.at_end"):
-            options["checkpoint"] = {"at_end": False}  # nothing goes on from a cell that is done
+            options["checkpoint"] = {
+                "at_end": False
+            }  # nothing goes on from a cell that is done
         work = study.work().get(kind.removesuffix("_pairs"))
         if kind == "finetune" and study.finetune is not None:
             options = merged(options, study.finetune.options)
@@ -297,7 +337,9 @@ class _Expansion:
         shared = {}
         for name, value in data.items():
             option = f"data.{name}"
-            comes_with_maps = after is not None and self.commands.accepts(after.kind, option)
+            comes_with_maps = after is not None and self.commands.accepts(
+                after.kind, option
+            )
             if self.commands.accepts(kind, option) and (
                 name in NOT_OF_FILES or not comes_with_maps
             ):
@@ -356,7 +398,9 @@ def check_embedded(study: Study) -> None:
         return
     of_tasks = [data.get("text") for data in study.tasks.values()]
     for kind, work in study.work().items():
-        stages = [stage for stage in (work.stages or study.stages) if stage != "pretrained"]
+        stages = [
+            stage for stage in (work.stages or study.stages) if stage != "pretrained"
+        ]
         for data in (work.options.get("data", {}), *study.further_texts(kind).values()):
             text = data.get("text")
             if stages and text is not None and any(text != other for other in of_tasks):
@@ -369,4 +413,6 @@ def check_embedded(study: Study) -> None:
 
 def with_kept_rows(cell: Cell) -> Cell:
     """The same cell, of whose texts a store keeps one row each, unless its own options say otherwise."""
-    return replace(cell, options=merged({"data": {"store_rows": "texts"}}, cell.options))
+    return replace(
+        cell, options=merged({"data": {"store_rows": "texts"}}, cell.options)
+    )

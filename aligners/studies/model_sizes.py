@@ -77,7 +77,9 @@ def _embedded_size(name: str) -> Size:
         head = "causal"
     else:
         head = "masked"
-    return Size(recipe.layers, recipe.width, recipe.vocabulary, head, heads=recipe.heads)
+    return Size(
+        recipe.layers, recipe.width, recipe.vocabulary, head, heads=recipe.heads
+    )
 
 
 def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:

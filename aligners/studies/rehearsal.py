@@ -22,7 +22,13 @@ REHEARSAL, NOTES = "rehearsal", "rehearsal.txt"
 MEANINGLESS = "This was a rehearsal, with tiny models and few texts and steps: none of its numbers is a result."
 LIMIT = 60  # texts of a split, and steps of a training
 SEEDS = 3  # of the models that differ in their seeds, and pairs of those that are given
-TRAINED = ("finetune", "fit", "stitch", "attention", "recover")  # kinds whose steps are limited
+TRAINED = (
+    "finetune",
+    "fit",
+    "stitch",
+    "attention",
+    "recover",
+)  # kinds whose steps are limited
 STAND_IN = "grammar"  # the source that takes the place of texts that cannot be read
 VOCABULARY, LONGEST = 600, 1024  # tokens that a stand-in knows, and tokens of a text
 SMALL: dict[str, Any] = {
@@ -49,7 +55,10 @@ def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list
         if plain[kind] is not None:
             steps = {"trainer": {"max_steps": LIMIT}}
             plain[kind]["options"] = merged(plain[kind]["options"], steps)
-    lines = [MEANINGLESS, f"At most {LIMIT} texts of each split, {LIMIT} steps and {SEEDS} seeds."]
+    lines = [
+        MEANINGLESS,
+        f"At most {LIMIT} texts of each split, {LIMIT} steps and {SEEDS} seeds.",
+    ]
     for options in _dicts(plain):
         lines += _cut_options(options)
     paths = {}
@@ -78,11 +87,14 @@ def _cut_models(plain: dict[str, Any], study: Study) -> None:
         groups = plain["models"][option]
         if isinstance(groups, dict):
             kept_in = {
-                group: [name for name in of if name in names] for group, of in groups.items()
+                group: [name for name in of if name in names]
+                for group, of in groups.items()
             }
             plain["models"][option] = {group: of for group, of in kept_in.items() if of}
     if study.pairs.random is not None:
-        plain["pairs"]["random"] = min(study.pairs.random, len(names) * (len(names) - 1) // 2)
+        plain["pairs"]["random"] = min(
+            study.pairs.random, len(names) * (len(names) - 1) // 2
+        )
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
@@ -110,7 +122,11 @@ def _cut_options(options: dict[str, Any]) -> list[str]:
     except (OSError, ValueError):
         said = f"{text['source']}: the source {STAND_IN}, as it cannot be read"
         options.pop("labels", None)
-        options["text"] = {"source": STAND_IN, "max_texts": LIMIT, "max_held_out": LIMIT}
+        options["text"] = {
+            "source": STAND_IN,
+            "max_texts": LIMIT,
+            "max_held_out": LIMIT,
+        }
         return [said]
     return []
 
@@ -149,5 +165,7 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, list):
         return [_renamed(part, names) for part in value]
     if isinstance(value, dict):
-        return {names.get(key, key): _renamed(part, names) for key, part in value.items()}
+        return {
+            names.get(key, key): _renamed(part, names) for key, part in value.items()
+        }
     return value

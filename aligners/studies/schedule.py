@@ -90,7 +90,9 @@ class Schedule:
         self._ended: dict[str, str] = {}  # cell -> `done` or `failed`
         self._failed: set[str] = set()
         self._lost: Counter[str] = Counter()
-        self._reached: dict[str, object] = {}  # how far each cell was as its last attempt began
+        self._reached: dict[
+            str, object
+        ] = {}  # how far each cell was as its last attempt began
 
     def run(self, executor: Executor, workers: int, *, again: bool = False) -> None:
         """Run them.
@@ -127,7 +129,9 @@ class Schedule:
         for number in self._order.get_ready():
             if number in self._failed:
                 continue
-            if self.todo[number].needs:  # comes first: it may free the disk of what it needs
+            if self.todo[
+                number
+            ].needs:  # comes first: it may free the disk of what it needs
                 self._ready.insert(0, number)
             else:
                 self._ready.append(number)
@@ -137,10 +141,15 @@ class Schedule:
         if self.folder.state(number) == "running":
             self._leave(number)
             return False
-        if self.folder.leaves(self.todo[number]):  # done meanwhile by a job of an earlier command
+        if self.folder.leaves(
+            self.todo[number]
+        ):  # done meanwhile by a job of an earlier command
             self._elsewhere.add(number)
             return False
-        for name in (RESULT, ERROR):  # the former where it is done, but what it left is gone
+        for name in (
+            RESULT,
+            ERROR,
+        ):  # the former where it is done, but what it left is gone
             (self.folder.cell(number) / name).unlink(missing_ok=True)
         self._reached[number] = self.folder.reached(number)
         return True
@@ -166,7 +175,9 @@ class Schedule:
 
     def _finish(self, future: Future[str]) -> None:
         number, error = self._running.pop(future), future.exception()
-        state: str | None = self.folder.ended(number)  # also of a worker that was lost after it
+        state: str | None = self.folder.ended(
+            number
+        )  # also of a worker that was lost after it
         if error is None:
             state = future.result()
         if state == "busy":
@@ -182,7 +193,9 @@ class Schedule:
         self._lost[number] = 0 if further else self._lost[number] + 1
         if self._lost[number] < ATTEMPTS:
             again = "goes on from where it was" if further else "is run once more"
-            self.say(f"The worker of {self.todo[number].said()} was lost ({error!r}). It {again}.")
+            self.say(
+                f"The worker of {self.todo[number].said()} was lost ({error!r}). It {again}."
+            )
             self._ready.append(number)
             return
         lost = f"Its worker was lost {ATTEMPTS} times before it got any further: was it killed, or out of memory?"
@@ -192,7 +205,9 @@ class Schedule:
     def _leave(self, number: str) -> None:
         """Leave a cell to the process that has locked it, such as a job that an earlier command has submitted."""
         self._elsewhere.add(number)
-        self.say(f"Waiting for another process that is making {self.todo[number].said()}.")
+        self.say(
+            f"Waiting for another process that is making {self.todo[number].said()}."
+        )
 
     def _end(self, number: str, state: str, by: str = "") -> None:
         cell = self.todo[number]

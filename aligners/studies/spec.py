@@ -61,7 +61,9 @@ class Models:
             seeds = range(self.seeds) if isinstance(self.seeds, int) else self.seeds
             names = [name.replace(SEED, str(seed)) for name in names for seed in seeds]
         if not names:
-            raise UserError("Expected `models` to name at least one model, but got none.")
+            raise UserError(
+                "Expected `models` to name at least one model, but got none."
+            )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UserError(
@@ -69,7 +71,9 @@ class Models:
             )
         return names
 
-    def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
+    def group(
+        self, name: str, option: Literal["groups", "bases"] = "groups"
+    ) -> str | None:
         """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
         of = {name, name.split("#")[0]}
         for group, names in self.members(option).items():
@@ -121,7 +125,9 @@ class Pairs:
         check_range(
             least=1, most=len(every), **{"pairs.random": self.random}
         )  # as many as there are
-        return sorted(random.Random(self.seed).sample(every, self.random), key=every.index)
+        return sorted(
+            random.Random(self.seed).sample(every, self.random), key=every.index
+        )
 
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
         if len(pair) != 2 or not {*pair} <= {*names}:
@@ -268,10 +274,14 @@ class Study:
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name.startswith("."):
-            raise UserError(f"Expected `name` to be the name of a folder, but got {self.name!r}.")
+            raise UserError(
+                f"Expected `name` to be the name of a folder, but got {self.name!r}."
+            )
         for option in ("tasks", "stages"):
             if not getattr(self, option):
-                raise UserError(f"Expected `{option}` to name at least one, but got none.")
+                raise UserError(
+                    f"Expected `{option}` to name at least one, but got none."
+                )
         self._check_groups()
         self._check_finetuning()
         if self.fit is not None:
@@ -309,7 +319,9 @@ class Study:
 
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
-        return {kind: work for kind, work in vars(self).items() if isinstance(work, Work)}
+        return {
+            kind: work for kind, work in vars(self).items() if isinstance(work, Work)
+        }
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:
         """Whether there are cells of this kind at a stage, on a task or on further texts."""

@@ -23,10 +23,21 @@ from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
 
 STUDY, PLAN = "study.yaml", "plan.json"
-CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
+CELL, RESULT, ERROR, LOG, LOCK = (
+    "cell.json",
+    "result.json",
+    "error.txt",
+    "log.txt",
+    "lock",
+)
 OPTIONS = "options.yaml"  # written as the command begins
 # What a cell goes on from, below its folder: states of a training, passes and parts that are finished, classifiers.
-GOES_ON_FROM = ("*/last.ckpt", "*/*/last.ckpt", "*/*/*.safetensors", "*/*/*/finetuned.json")
+GOES_ON_FROM = (
+    "*/last.ckpt",
+    "*/*/last.ckpt",
+    "*/*/*.safetensors",
+    "*/*/*/finetuned.json",
+)
 FREE = ("report", "store", "keep")  # parts of a study that no result depends on
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = get_args(State)
@@ -65,7 +76,11 @@ class StudyFolder:
                 f"Expected the folder of a study, with its {STUDY}, but got {self.path}."
             )
         study = read_yaml(file, "a study as it was begun", BEGIN_AGAIN)
-        lacking = [name for name in ("name", "models", "tasks", "finetune") if name not in study]
+        lacking = [
+            name
+            for name in ("name", "models", "tasks", "finetune")
+            if name not in study
+        ]
         if lacking:
             raise UserError(
                 f"Expected {file} to be a study as it was begun, but it has no {lacking[0]}. {BEGIN_AGAIN}"
@@ -85,7 +100,9 @@ class StudyFolder:
         said = f"Expected {file} to list the cells of a study, but it cannot be read"
         with refusing(said, BEGIN_AGAIN):
             plan = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(plan, dict | list):  # an earlier version wrote planned seconds, too
+            if not isinstance(
+                plan, dict | list
+            ):  # an earlier version wrote planned seconds, too
                 raise TypeError("it holds something else")
             for number in plan:
                 if not isinstance(number, str):
@@ -137,7 +154,9 @@ class StudyFolder:
     def about(self, number: str) -> dict[str, Any]:
         """What a finished cell says beside its tables: how long it took, versions, `meta`, findings."""
         with self._refusing_result(number):
-            return json.loads(next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}")
+            return json.loads(
+                next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}"
+            )
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows that a finished cell has found, one by one, each with the name of its table."""
@@ -157,7 +176,9 @@ class StudyFolder:
 
     def _refusing_result(self, number: str) -> AbstractContextManager[None]:
         file = self.cell(number) / RESULT
-        return refusing(f"Expected {file} to be the result of a cell, but it cannot be read", AGAIN)
+        return refusing(
+            f"Expected {file} to be the result of a cell, but it cannot be read", AGAIN
+        )
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
@@ -212,11 +233,15 @@ class StudyFolder:
         for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
             with locked(file.parent) as free:
                 if free:  # no job of an earlier command is at work there
-                    remove_unfinished(file.parent)  # what killed workers have left half-written
+                    remove_unfinished(
+                        file.parent
+                    )  # what killed workers have left half-written
         for cell in cells:
             self._describe(cell)
         write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
-        write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
+        write_text(
+            self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True)
+        )
         self.__dict__.pop("study", None)
         return changes
 
@@ -243,7 +268,9 @@ class StudyFolder:
                         "the file itself there, or remove the link."
                     )
 
-    def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
+    def _changes(
+        self, now: dict[str, Any], cells: Sequence[Cell], changed: bool
+    ) -> list[str]:
         """Say what differs from the study as it was begun, and which cells that touches."""
         then = self.study
         if then.get("name") != now["name"]:
@@ -313,7 +340,9 @@ def _lines(path: Path) -> Iterator[str]:
             yield first
             yield from file
         else:
-            yield from as_lines(json.loads(first + file.read())).splitlines(keepends=True)
+            yield from as_lines(json.loads(first + file.read())).splitlines(
+                keepends=True
+            )
 
 
 @contextmanager

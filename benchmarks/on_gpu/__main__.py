@@ -59,7 +59,11 @@ PARTS = {
     "precision": Part(40),
     "ranks": Part(60, ("torchmetrics",)),
 }
-OTHER = ("torch_cka", "flash_attn", "jsonargparse")  # packages that are used where they are there
+OTHER = (
+    "torch_cka",
+    "flash_attn",
+    "jsonargparse",
+)  # packages that are used where they are there
 
 
 def main(given: list[str] | None = None) -> int:
@@ -71,9 +75,16 @@ def main(given: list[str] | None = None) -> int:
     torch.set_float32_matmul_precision("highest")
     path = options.json
     if path is None and not options.small:
-        path = RESULTS / f"on_gpu-{re.sub('[^a-z0-9]+', '-', device.label.lower()).strip('-')}.json"
-    packages = [package for part in PARTS.values() for package in part.needs] + list(OTHER)
-    missing = [package for package in dict.fromkeys(packages) if find_spec(package) is None]
+        path = (
+            RESULTS
+            / f"on_gpu-{re.sub('[^a-z0-9]+', '-', device.label.lower()).strip('-')}.json"
+        )
+    packages = [package for part in PARTS.values() for package in part.needs] + list(
+        OTHER
+    )
+    missing = [
+        package for package in dict.fromkeys(packages) if find_spec(package) is None
+    ]
     print(
         f"{device.label}; torch {torch.__version__}; not installed: {', '.join(missing) or 'nothing that is used'}"
     )
@@ -91,7 +102,11 @@ def main(given: list[str] | None = None) -> int:
             write_whole(path, record)
     show(record["parts"])
     bad = [name for name, part in record["parts"].items() if part["status"] == "failed"]
-    bad += [name for name, part in record["parts"].items() if part["missed"] and not options.small]
+    bad += [
+        name
+        for name, part in record["parts"].items()
+        if part["missed"] and not options.small
+    ]
     return 1 if bad else 0
 
 
@@ -101,19 +116,32 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument(
-        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all"
+        "--parts",
+        nargs="+",
+        choices=list(PARTS),
+        default=list(PARTS),
+        help="default: all",
     )
     arguments.add_argument(
         "--small", action="store_true", help="sizes for a CPU; bars do not count"
     )
     arguments.add_argument(
-        "--json", type=Path, metavar="FILE", help="default: benchmarks/results/on_gpu-DEVICE.json"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="default: benchmarks/results/on_gpu-DEVICE.json",
     )
-    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument(
-        "--threads", type=int, help="CPU threads of torch; default: all, but 1 with --small"
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    arguments.add_argument("--limit", type=float, default=430.0, help="seconds for all parts")
+    arguments.add_argument(
+        "--threads",
+        type=int,
+        help="CPU threads of torch; default: all, but 1 with --small",
+    )
+    arguments.add_argument(
+        "--limit", type=float, default=430.0, help="seconds for all parts"
+    )
     options = arguments.parse_args(given)
     if not options.small and torch.device(options.device).type == "cpu":
         arguments.error("there is no GPU: --small runs all parts on a CPU")
@@ -145,7 +173,9 @@ def run_part(name: str, device: Device, small: bool, left: float) -> dict[str, A
         if lacking:
             raise Skipped(f"it needs {', '.join(lacking)}")
         if left < part.seconds:
-            raise Skipped(f"it takes some {part.seconds:.0f} s, and {left:.0f} are left")
+            raise Skipped(
+                f"it takes some {part.seconds:.0f} s, and {left:.0f} are left"
+            )
         with stopped_after(min(left, 2 * part.seconds)):
             import_module(f"benchmarks.on_gpu.{name}").run(figures, device, small)
             device.wait()  # an error that the device has not reported yet belongs to this part
@@ -156,7 +186,11 @@ def run_part(name: str, device: Device, small: bool, left: float) -> dict[str, A
         tail = traceback.format_exception(error, limit=-TAIL)
         print("".join(tail), flush=True)
         outcome |= {"status": "failed", "why": f"{type(error).__name__}: {error}"}
-        outcome["error"] = {"type": type(error).__name__, "message": str(error), "traceback": tail}
+        outcome["error"] = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": tail,
+        }
     outcome["seconds"] = round(time.monotonic() - start, 2)
     print(f"{name}: {outcome['status']} after {outcome['seconds']:.1f} s", flush=True)
     try:

@@ -27,7 +27,10 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     """Run the part."""
     places = "cpu", device.name
     rows = [
-        on(synthetic(16, 0, 200, 50) if small else synthetic(256, 0, 8_000, 1_000), place)
+        on(
+            synthetic(16, 0, 200, 50) if small else synthetic(256, 0, 8_000, 1_000),
+            place,
+        )
         for place in places
     ]
     for closed in CLOSED:
@@ -40,9 +43,13 @@ def run(figures: Figures, device: Device, small: bool) -> None:
         )
     x, y = CASES["X, noisy"]["half noise"](torch.Generator().manual_seed(0))
     for name, measure in MEASURES.items():
-        here, there = (measure(x[None].to(place), y[None].to(place)).cpu() for place in places)
+        here, there = (
+            measure(x[None].to(place), y[None].to(place)).cpu() for place in places
+        )
         figures.add(
-            f"{name}, difference", float((there - here).abs().max()), bar=BOUNDS["measures"]
+            f"{name}, difference",
+            float((there - here).abs().max()),
+            bar=BOUNDS["measures"],
         )
     steps, a_step = (2, 32) if small else (20, 256)
     ends = [train(INN, each, steps, a_step, 0, "float32").end for each in rows]
@@ -61,7 +68,10 @@ def run(figures: Figures, device: Device, small: bool) -> None:
                 str(dtype).removeprefix("torch."),
             )
             figures.add(
-                f"self_test of {model.name}, {name}, exact", exact(model), bar=1, sense=">="
+                f"self_test of {model.name}, {name}, exact",
+                exact(model),
+                bar=1,
+                sense=">=",
             )
             del model
             device.clear()
@@ -86,11 +96,15 @@ def injection(figures: Figures, device: Device, small: bool) -> None:
     (logits, losses), (logits_there, losses_there) = found
     difference = float((logits_there - logits).abs().max() / logits.abs().max())
     figures.add(
-        "injection, logits, largest relative difference", difference, bar=BOUNDS["injection"]
+        "injection, logits, largest relative difference",
+        difference,
+        bar=BOUNDS["injection"],
     )
     difference = float((losses_there - losses).abs().max())
     figures.add(
-        "injection, losses of sites, largest difference", difference, bar=BOUNDS["injection"]
+        "injection, losses of sites, largest difference",
+        difference,
+        bar=BOUNDS["injection"],
     )
     agree = float((logits_there.argmax(-1) == logits.argmax(-1)).double().mean())
     figures.add("injection, share of equal answers", agree, bar=1, sense=">=")
@@ -99,7 +113,9 @@ def injection(figures: Figures, device: Device, small: bool) -> None:
 @torch.no_grad()
 def injected(place: str, small: bool) -> tuple[Tensor, Tensor]:
     """What Y answers with X's states, mapped by least squares: logits (S, B, C), and the loss of each site, (S,)."""
-    x, y = (made("BERT", small, "cpu", headed=True, seed=seed).to(place) for seed in (0, 1))
+    x, y = (
+        made("BERT", small, "cpu", headed=True, seed=seed).to(place) for seed in (0, 1)
+    )
     count, longest, sites = *((6, 16) if small else (32, 48)), range(x.depth + 1)
     inputs, rows = padded(x, count, longest, longest // 3)
     of_x, of_y = (read_rows(model, inputs, sites, rows) for model in (x, y))

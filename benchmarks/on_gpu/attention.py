@@ -24,11 +24,15 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     """Run the part."""
     flash = device.gpu and find_spec("flash_attn") is not None
     if not flash:
-        print("FlashAttention (flash_attn) is not installed, or there is no GPU: left out")
+        print(
+            "FlashAttention (flash_attn) is not installed, or there is no GPU: left out"
+        )
     count, longest = (3, 16) if small else (16, 256)
     for kind in ("BERT", "Llama"):
         model = made(kind, small, device.name)
-        exact = {some: states(model, "eager", count, longest, some) for some in (True, False)}
+        exact = {
+            some: states(model, "eager", count, longest, some) for some in (True, False)
+        }
         for some, expected in exact.items():
             found = states(model, "sdpa", count, longest, some)
             figures.add(
@@ -44,12 +48,18 @@ def run(figures: Figures, device: Device, small: bool) -> None:
             for way in ("sdpa", *(["flash_attention_2"] if flash else [])):
                 found = states(half, way, count, longest, some)
                 bar = AGAINST_EAGER * eager
-                figures.add(f"{name}: {way} in bfloat16, error", unlike(found, expected), bar=bar)
+                figures.add(
+                    f"{name}: {way} in bfloat16, error",
+                    unlike(found, expected),
+                    bar=bar,
+                )
         del model, half, exact
         device.clear()
 
 
-def states(model: FrozenModel, way: str, count: int, longest: int, some: bool) -> Tensor:
+def states(
+    model: FrozenModel, way: str, count: int, longest: int, some: bool
+) -> Tensor:
     """The states of all real tokens at all sites under a kind of attention, (S, N, d); with some padding or none."""
     model.model.set_attn_implementation(way)
     inputs, rows = padded(model, count, longest, longest // 3 if some else longest)

@@ -43,14 +43,20 @@ class Device:
 
     def describe(self) -> dict[str, object]:
         """What a result should say of the device and of the packages beside `machine`."""
-        about: dict[str, object] = {"packages": {name: _version(name) for name in PACKAGES}}
+        about: dict[str, object] = {
+            "packages": {name: _version(name) for name in PACKAGES}
+        }
         if self.gpu:
             free, total = torch.cuda.mem_get_info(self.name)
             about |= {
                 "cuda": torch.version.cuda,
                 "capability": list(torch.cuda.get_device_capability(self.name)),
             }
-            about |= {"devices": torch.cuda.device_count(), "memory": total, "free_memory": free}
+            about |= {
+                "devices": torch.cuda.device_count(),
+                "memory": total,
+                "free_memory": free,
+            }
         return about
 
     def wait(self) -> None:

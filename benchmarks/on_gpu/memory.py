@@ -16,7 +16,9 @@ from benchmarks.on_gpu.device import Device
 
 def run(figures: Figures, device: Device, small: bool) -> None:
     """Run the part."""
-    sites, width, rows, batches, steps = (2, 16, 64, 2, 2) if small else (4, 768, 2048, 2, 4)
+    sites, width, rows, batches, steps = (
+        (2, 16, 64, 2, 2) if small else (4, 768, 2048, 2, 4)
+    )
     x = torch.randn(sites, rows, width, device=device.name)
     y = x.roll(1, 2) + torch.tanh(x)
 
@@ -29,7 +31,9 @@ def run(figures: Figures, device: Device, small: bool) -> None:
             moments.update(x, y)
         module.fit_moments(moments.compute(), None)
         for fit in module.trained():
-            best = {name: value.clone() for name, value in fit.aligner.state_dict().items()}
+            best = {
+                name: value.clone() for name, value in fit.aligner.state_dict().items()
+            }
             module.train_on_rows(fit.aligner, x, y, steps, rows, seed=0)
             del best
 
@@ -37,4 +41,6 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     taken = device.peak(fit)
     figures.add(f"announced for {sites} sites of width {width}, GB", announced / 1e9)
     figures.add("taken, GB", taken / 1e9)
-    figures.add("taken / announced", taken / announced, bar=1 / FILLED if device.gpu else None)
+    figures.add(
+        "taken / announced", taken / announced, bar=1 / FILLED if device.gpu else None
+    )

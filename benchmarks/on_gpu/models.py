@@ -41,7 +41,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     "BERT": Kind(
-        bert_config, partial(BertModel, add_pooling_layer=False), BertForSequenceClassification
+        bert_config,
+        partial(BertModel, add_pooling_layer=False),
+        BertForSequenceClassification,
     ),
     "Llama": Kind(llama_config, LlamaModel, LlamaForCausalLM),
 }
@@ -87,7 +89,12 @@ class Reading:
     """
 
     def __init__(
-        self, model: FrozenModel, device: Device, count: int, size: int, longest: int = 128
+        self,
+        model: FrozenModel,
+        device: Device,
+        count: int,
+        size: int,
+        longest: int = 128,
     ) -> None:
         self.model, self.device = model, device
         links = [Link(0, 0, site, site) for site in range(model.depth + 1)]
@@ -96,11 +103,15 @@ class Reading:
         order = LengthBatches([len(text) for text in every], size, shuffle=True)
         groups = [[every[i] for i in rows] for rows in order]
         on_cpu = [batch_of(group, max(map(len, group)), "cpu") for group in groups]
-        self.batches = [batch.pin_memory() for batch in on_cpu] if device.gpu else on_cpu
+        self.batches = (
+            [batch.pin_memory() for batch in on_cpu] if device.gpu else on_cpu
+        )
         self.there = [batch.to(device.name) for batch in self.batches]
 
     def _moved(self, batch: TextBatch) -> Prepared:
-        return self._reader.prepare(batch).to(self.device.name, non_blocking=self.device.gpu)
+        return self._reader.prepare(batch).to(
+            self.device.name, non_blocking=self.device.gpu
+        )
 
     def read(self) -> None:
         """Read every batch and keep nothing."""
@@ -109,7 +120,9 @@ class Reading:
 
     def states(self) -> Tensor:
         """The rows of all batches, (S, N, d) float32."""
-        found = torch.cat([self._reader.read(self._moved(batch)).x for batch in self.batches], 1)
+        found = torch.cat(
+            [self._reader.read(self._moved(batch)).x for batch in self.batches], 1
+        )
         self._reader.check.flush()
         return found
 
@@ -124,14 +137,23 @@ def padded(
     model: FrozenModel, count: int, longest: int, shortest: int
 ) -> tuple[dict[str, Tensor], Rows]:
     """Texts of these lengths, the same for every model, on its device; and their real tokens."""
-    ids = torch.randint(5, VOCABULARY, (count, longest), generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(longest) < torch.linspace(shortest, longest, count)[:, None]).long()
+    ids = torch.randint(
+        5, VOCABULARY, (count, longest), generator=torch.Generator().manual_seed(0)
+    )
+    mask = (
+        torch.arange(longest) < torch.linspace(shortest, longest, count)[:, None]
+    ).long()
     rows = select_rows(mask, torch.zeros_like(mask).bool(), "tokens").to(model.device)
-    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}, rows
+    return {
+        "input_ids": ids.to(model.device),
+        "attention_mask": mask.to(model.device),
+    }, rows
 
 
 def unlike(found: Tensor, expected: Tensor) -> float:
     """‖found − expected‖ / ‖expected − its mean‖ over the rows (S, N, d) of the site where this is largest."""
     a, b = found.double(), expected.double()
-    lost = (a - b).square().sum((1, 2)) / (b - b.mean(1, keepdim=True)).square().sum((1, 2))
+    lost = (a - b).square().sum((1, 2)) / (b - b.mean(1, keepdim=True)).square().sum(
+        (1, 2)
+    )
     return float(lost.max().sqrt())

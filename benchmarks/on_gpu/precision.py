@@ -48,9 +48,12 @@ def read(figures: Figures, device: Device, small: bool, rounds: int) -> Tensor:
     kept = torch.empty(0)
     for kind in ("Llama", "BERT"):
         model = made(kind, small, device.name)
-        half = FrozenModel(rounded(deepcopy(model.model), torch.bfloat16), name=model.name)
+        half = FrozenModel(
+            rounded(deepcopy(model.model), torch.bfloat16), name=model.name
+        )
         exact, halved = (
-            Reading(each, device, *((8, 4, 16) if small else (256, 64))) for each in (model, half)
+            Reading(each, device, *((8, 4, 16) if small else (256, 64)))
+            for each in (model, half)
         )
         kept = exact.states()
         with products_in("tf32"):
@@ -61,10 +64,15 @@ def read(figures: Figures, device: Device, small: bool, rounds: int) -> Tensor:
                 unlike(states, kept),
                 bar=STATES[products],
             )
-        names = {products: f"{model.name}: reading, {products}" for products in get_args(Products)}
+        names = {
+            products: f"{model.name}: reading, {products}"
+            for products in get_args(Products)
+        }
         work = (exact.read, within("tf32", exact.read), halved.read)
         seconds = interleaved(
-            dict(zip(names.values(), work, strict=True)), rounds=rounds, device=device.name
+            dict(zip(names.values(), work, strict=True)),
+            rounds=rounds,
+            device=device.name,
         )
         add(figures, names, seconds)
         del model, half, exact, halved, found, work
@@ -95,9 +103,13 @@ def moments(figures: Figures, device: Device, states: Tensor, rounds: int) -> No
     exact = ways["float64"]()
     for products, bar in CKA.items():
         difference = float((ways[products]() - exact).abs().max())
-        figures.add(f"CKA from moments in {products}, largest difference", difference, bar=bar)
+        figures.add(
+            f"CKA from moments in {products}, largest difference", difference, bar=bar
+        )
     names = {products: f"moments, {products}" for products in ways}
-    work: dict[str, Callable[[], object]] = {names[products]: way for products, way in ways.items()}
+    work: dict[str, Callable[[], object]] = {
+        names[products]: way for products, way in ways.items()
+    }
     add(figures, names, interleaved(work, rounds=rounds, device=device.name, warmup=1))
 
 
@@ -110,14 +122,22 @@ def step(figures: Figures, device: Device, width: int, rows: int, rounds: int) -
         aligner.zero_grad()
         aligner.loss(x, y).sum().backward()
 
-    names = {products: f"default INN, a step, {products}" for products in get_args(Products)}
-    work = {name: within(cast(Products, products), step) for products, name in names.items()}
+    names = {
+        products: f"default INN, a step, {products}" for products in get_args(Products)
+    }
+    work = {
+        name: within(cast(Products, products), step) for products, name in names.items()
+    }
     add(figures, names, interleaved(dict(work), rounds=rounds, device=device.name))
 
 
-def add(figures: Figures, names: dict[str, str], seconds: dict[str, list[float]]) -> None:
+def add(
+    figures: Figures, names: dict[str, str], seconds: dict[str, list[float]]
+) -> None:
     """The times, and how many times as fast as the first each is."""
     figures.add_times(seconds)
     first, *others = names.values()
     for name in others:
-        figures.add(f"{first} / {name.rpartition(', ')[2]}", ratio(seconds, first, name))
+        figures.add(
+            f"{first} / {name.rpartition(', ')[2]}", ratio(seconds, first, name)
+        )

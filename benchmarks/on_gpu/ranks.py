@@ -24,12 +24,16 @@ def run(figures: Figures, device: Device, small: bool) -> None:
         raise Skipped(f"it takes {RANKS} GPUs")
     sizes = (2, 64, 16) if small else (13, 8192, 768)
     with TemporaryDirectory() as folder:
-        group = multiprocessing.spawn(work, (folder, "nccl", sizes), nprocs=RANKS, join=False)
+        group = multiprocessing.spawn(
+            work, (folder, "nccl", sizes), nprocs=RANKS, join=False
+        )
         end = time.monotonic() + WAIT
         try:
             while not group.join(timeout=1):
                 if time.monotonic() > end:
-                    raise TimeoutError(f"Expected both ranks to end within {WAIT:.0f} s.")
+                    raise TimeoutError(
+                        f"Expected both ranks to end within {WAIT:.0f} s."
+                    )
         finally:
             for process in group.processes:
                 process.kill()
@@ -71,6 +75,9 @@ def compare(figures: Figures, folder: Path, sizes: tuple[int, int, int]) -> None
     for rank in range(RANKS):
         found = torch.load(folder / f"{rank}.pt")
         unlike = max(
-            float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)
+            float((a - b).abs().max() / b.abs().max())
+            for a, b in zip(found, expected, strict=True)
         )
-        figures.add(f"moments of rank {rank}, largest relative difference", unlike, bar=1e-10)
+        figures.add(
+            f"moments of rank {rank}, largest relative difference", unlike, bar=1e-10
+        )

@@ -29,9 +29,12 @@ def run(figures: Figures, device: Device, small: bool) -> None:
         )
         figures.add_times(seconds)
         share = ratio(seconds, f"{name}: bare forward", f"{name}: reading")
-        figures.add(f"{name}: rows/s, reading / bare forward", share, bar=0.5, sense=">=")
+        figures.add(
+            f"{name}: rows/s, reading / bare forward", share, bar=0.5, sense=">="
+        )
         read, own = (
-            device.waits(work) / len(reading.batches) for work in (reading.read, reading.bare)
+            device.waits(work) / len(reading.batches)
+            for work in (reading.read, reading.bare)
         )
         figures.add(f"{name}: waits of a batch, bare forward", own)
         figures.add(f"{name}: waits that reading adds to a batch", read - own, bar=0)

@@ -39,7 +39,10 @@ class Tokens:
 
     def __init__(self, count: int, longest: int) -> None:
         ids = [text.tolist() for text in texts(count, longest)]
-        special, lengths = [[0] * len(text) for text in ids], [len(text) for text in ids]
+        special, lengths = (
+            [[0] * len(text) for text in ids],
+            [len(text) for text in ids],
+        )
         columns = {
             "input_ids": ids,
             "special_tokens_mask": special,
@@ -50,7 +53,11 @@ class Tokens:
         self.column_names = self._table.column_names
 
     def __getitem__(self, key: str | slice) -> Any:
-        return self._table if isinstance(key, slice) else self._table.column(key).to_pylist()
+        return (
+            self._table
+            if isinstance(key, slice)
+            else self._table.column(key).to_pylist()
+        )
 
     def with_format(self, _: str) -> Self:
         """The same, whose rows are an Arrow table."""
@@ -67,7 +74,9 @@ def run(figures: Figures, device: Device, small: bool) -> None:
             StoredStates(Path(folder), model, data, 0, "residual", "float32"),
             tuple(range(layers + 1)),
         )
-        figures.add("writing, seconds", device.seconds(lambda: write_missing(states, sites)))
+        figures.add(
+            "writing, seconds", device.seconds(lambda: write_missing(states, sites))
+        )
         order = LengthBatches(data.lengths.numpy(), size, shuffle=True)
         options = {"sampler": order, "batch_size": None, "pin_memory": device.gpu}
         loader = StoredLoader(data, [(states, sites)], **options)

@@ -25,7 +25,12 @@ def permute_bert(model: PreTrainedModel, order: Tensor) -> None:
         order: (d,), the old number of each new feature.
     """
     inputs = ("query.weight", "key.weight", "value.weight", "intermediate.dense.weight")
-    outputs = ("output.dense.weight", "output.dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+    outputs = (
+        "output.dense.weight",
+        "output.dense.bias",
+        "LayerNorm.weight",
+        "LayerNorm.bias",
+    )
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(inputs) or "_embeddings." in name:
@@ -64,7 +69,10 @@ def permuted(source: Path, folder: Path) -> None:
     with quiet():
         model = BertModel.from_pretrained(source, add_pooling_layer=False)
     permute_bert(
-        model, torch.randperm(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+        model,
+        torch.randperm(
+            model.config.hidden_size, generator=torch.Generator().manual_seed(0)
+        ),
     )
     save_model(folder, model, AutoTokenizer.from_pretrained(source))
 
@@ -78,6 +86,8 @@ def rotated(source: Path, folder: Path) -> None:
     width, generator = model.config.hidden_size, torch.Generator().manual_seed(0)
     rotate_llama(
         model,
-        torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q,
+        torch.linalg.qr(
+            torch.randn(width, width, generator=generator, dtype=torch.float64)
+        ).Q,
     )
     save_model(folder, model.float(), AutoTokenizer.from_pretrained(source))

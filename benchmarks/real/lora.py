@@ -15,7 +15,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
@@ -29,10 +31,13 @@ def tuned(base: Path, seed: int, steps: int, rows: int, rate: float) -> PeftMode
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
     model: Any = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=16, task_type="CAUSAL_LM")
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=16, task_type="CAUSAL_LM"),
     )
     texts = list(load_texts(TextSource("rotten_tomatoes")).fit["text"])
-    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(
+        len(texts), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     optimizer = torch.optim.AdamW(
         [weight for weight in model.parameters() if weight.requires_grad], lr=rate
     )
@@ -48,7 +53,10 @@ def tuned(base: Path, seed: int, steps: int, rows: int, rate: float) -> PeftMode
         loss.backward()
         optimizer.step()
         if step % 10 == 0:
-            print(f"seed {seed}, step {step} of {steps}: loss {loss.item():.3f}", flush=True)
+            print(
+                f"seed {seed}, step {step} of {steps}: loss {loss.item():.3f}",
+                flush=True,
+            )
     return model
 
 
@@ -58,16 +66,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the adapters")
+    parser.add_argument(
+        "--run", type=Path, required=True, help="folder of the adapters"
+    )
     parser.add_argument("--seeds", type=int, default=2, help="how many adapters")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", type=int, default=8, help="texts a step")
-    parser.add_argument("--rate", type=float, default=5e-4, help="learning rate of AdamW")
+    parser.add_argument(
+        "--rate", type=float, default=5e-4, help="learning rate of AdamW"
+    )
     options = parser.parse_args()
     for seed in range(options.seeds):
         folder = options.run / f"seed-{seed}"
         if not folder.is_dir():
-            model = tuned(options.model.resolve(), seed, options.steps, options.rows, options.rate)
+            model = tuned(
+                options.model.resolve(), seed, options.steps, options.rows, options.rate
+            )
             with whole_folder(folder) as unfinished:
                 model.save_pretrained(str(unfinished))
 

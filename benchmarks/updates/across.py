@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.models.loading.model_files import quiet
 from benchmarks.harness import machine
@@ -41,23 +43,33 @@ def states(
     """PART -> means (S, texts, d), PART.words -> every word (S, words, d)."""
     if not kept.is_file():
         with quiet():
-            loaded: Any = AutoModel.from_pretrained(model, add_pooling_layer=False).eval()
+            loaded: Any = AutoModel.from_pretrained(
+                model, add_pooling_layer=False
+            ).eval()
         loaded.encoder.layer = loaded.encoder.layer[: max(sites)]
         tokenizer, found = AutoTokenizer.from_pretrained(model), dict[str, Tensor]()
         for part, most in PARTS.items():
             means, words = [], []
             for start in range(0, most, 32):
-                chosen = [text["text"] for text in texts[part][:most][start : start + 32]]
+                chosen = [
+                    text["text"] for text in texts[part][:most][start : start + 32]
+                ]
                 inputs = tokenizer(
-                    chosen, padding=True, return_tensors="pt", return_offsets_mapping=True
+                    chosen,
+                    padding=True,
+                    return_tensors="pt",
+                    return_offsets_mapping=True,
                 )
                 ends = inputs.pop("offset_mapping")[..., 1]
                 hidden = loaded(**inputs, output_hidden_states=True).hidden_states
                 read = torch.stack([hidden[site] for site in sites])
                 for row, text in enumerate(chosen):
-                    means.append(read[:, row, inputs["attention_mask"][row].bool()].mean(1))
+                    means.append(
+                        read[:, row, inputs["attention_mask"][row].bool()].mean(1)
+                    )
                     places = [
-                        last_token(text, word, ends[row]) for word in range(len(text.split(" ")))
+                        last_token(text, word, ends[row])
+                        for word in range(len(text.split(" ")))
                     ]
                     words.append(read[:, row, places])
             found |= {
@@ -69,7 +81,12 @@ def states(
 
 
 def rows(
-    read: dict[str, Tensor], site: int, part: str, words: bool, texts: list[Text], n: int
+    read: dict[str, Tensor],
+    site: int,
+    part: str,
+    words: bool,
+    texts: list[Text],
+    n: int,
 ) -> np.ndarray:
     """Rows of the first n texts."""
     if not words:
@@ -92,10 +109,16 @@ def main() -> None:
     bench, sites = Bench(options.real, options.updates, texts), tuple(SETTINGS["sites"])
     models = options.real / "models"
     old = states(
-        models / "minilm", sites, texts, options.updates / "states" / "across-minilm.safetensors"
+        models / "minilm",
+        sites,
+        texts,
+        options.updates / "states" / "across-minilm.safetensors",
     )
     new = states(
-        models / "mpnet", NEW_SITES, texts, options.updates / "states" / "across-mpnet.safetensors"
+        models / "mpnet",
+        NEW_SITES,
+        texts,
+        options.updates / "states" / "across-mpnet.safetensors",
     )
     cells: list[dict[str, Any]] = []
     nothing = np.zeros((1, new["unlabelled"].shape[-1]))
@@ -112,7 +135,9 @@ def main() -> None:
         for part in (f"test_{kind}" for kind in kinds):
             for at, text in enumerate(texts[part][: PARTS[part]]):
                 if words:
-                    start = sum(len(before["text"].split(" ")) for before in texts[part][:at])
+                    start = sum(
+                        len(before["text"].split(" ")) for before in texts[part][:at]
+                    )
                     held += [(part, start + int(place)) for place in text["tense"]]
                     labels += list(text["tense"].values())
                 else:
@@ -136,16 +161,25 @@ def main() -> None:
             "carried": {},
         }
         for n in TEXTS:
-            answers = rows(old, site, "unlabelled", words, texts["unlabelled"], n) @ weight[:, None]
+            answers = (
+                rows(old, site, "unlabelled", words, texts["unlabelled"], n)
+                @ weight[:, None]
+            )
             tried = []
             for place in range(len(NEW_SITES)):
                 found = ridge(there(words, place, n), answers, nothing)
                 tried.append((float(found.agreement[0]), place, found.weights[0]))
             agreement, place, carried = max(tried, key=lambda one: one[0])
             score = auroc(tested(new, place) @ carried, truth)
-            cell["carried"][n] = {"site": NEW_SITES[place], "agreement": agreement, "auroc": score}
+            cell["carried"][n] = {
+                "site": NEW_SITES[place],
+                "agreement": agreement,
+                "auroc": score,
+            }
         order = np.random.default_rng(0).permutation(len(answers))
-        shuffled = ridge(there(words, place, TEXTS[-1]), answers[order], nothing).weights[0]
+        shuffled = ridge(
+            there(words, place, TEXTS[-1]), answers[order], nothing
+        ).weights[0]
         cell["shuffled"] = auroc(tested(new, place) @ shuffled, truth)
         print(json.dumps(brief(cell)), flush=True)
         cells.append(cell)

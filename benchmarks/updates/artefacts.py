@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.probing.artefacts.artefact_files import write_artefact
 from aligners.probing.artefacts.kinds import Head
@@ -53,7 +55,11 @@ def main() -> None:
             component="residual",
             rows=SETTINGS["heads"][name]["rows"],
             classes=CLASSES[name],
-            score={"metric": "auroc", "value": round(score, 4), "n": len(tested.labels)},
+            score={
+                "metric": "auroc",
+                "value": round(score, 4),
+                "n": len(tested.labels),
+            },
         )
         folder = options.updates / "artefacts" / f"{name}_{site}"
         if not folder.is_dir():

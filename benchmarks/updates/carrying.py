@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from benchmarks.harness import machine
 from benchmarks.updates.fits import Rows, least_squares, procrustes, ranked, ridge
@@ -42,8 +44,12 @@ class Bench:
     def __init__(self, real: Path, updates: Path, texts: dict[str, list[Text]]) -> None:
         self.updates, self.texts = updates, texts
         self.old = self.states(real / "models" / "minilm")
-        self.learned = {head: labelled(texts, head, "labelled") for head in SETTINGS["heads"]}
-        self.tested = {head: labelled(texts, head, "test") for head in SETTINGS["heads"]}
+        self.learned = {
+            head: labelled(texts, head, "labelled") for head in SETTINGS["heads"]
+        }
+        self.tested = {
+            head: labelled(texts, head, "test") for head in SETTINGS["heads"]
+        }
         self.heads = {
             (head, site): fitted(rows_of(self.old, place, site), place.labels)
             for head, place in self.learned.items()
@@ -57,16 +63,21 @@ class Bench:
 
     def states(self, model: Path) -> dict[str, Tensor]:
         """States of a model, read or remembered."""
-        return kept_states(model, self.texts, self.updates / "states" / f"{model.name}.safetensors")
+        return kept_states(
+            model, self.texts, self.updates / "states" / f"{model.name}.safetensors"
+        )
 
     def cells(self, update: str) -> list[dict[str, Any]]:
         """One entry for each head and site of an update."""
         new, found = self.states(self.updates / update), []
         for site in range(len(SETTINGS["sites"])):
-            carried = {rows: self.carried(new, site, rows) for rows in ("mean", "words")}
+            carried = {
+                rows: self.carried(new, site, rows) for rows in ("mean", "words")
+            }
             for head, about in SETTINGS["heads"].items():
                 found.append(
-                    self.cell(new, site, head, carried[about["rows"]]) | {"update": update}
+                    self.cell(new, site, head, carried[about["rows"]])
+                    | {"update": update}
                 )
         return found
 
@@ -74,7 +85,9 @@ class Bench:
         self, new: dict[str, Tensor], site: int, rows: str
     ) -> dict[str, dict[str, tuple[np.ndarray, Any]]]:
         """Way -> head -> (weights on NEW, agreement or None), for the heads on rows of this kind."""
-        names = [head for head, about in SETTINGS["heads"].items() if about["rows"] == rows]
+        names = [
+            head for head, about in SETTINGS["heads"].items() if about["rows"] == rows
+        ]
         weights = np.stack([self.heads[head, site][0] for head in names])
         ways: dict[str, dict[str, tuple[np.ndarray, Any]]] = {}
 
@@ -101,7 +114,10 @@ class Bench:
         if rows == "words":
             return ways
         for n in (n for n in TEXTS if n <= new["unlabelled"].shape[1]):
-            x, y = (model["unlabelled"][site, :n].double().numpy() for model in (self.old, new))
+            x, y = (
+                model["unlabelled"][site, :n].double().numpy()
+                for model in (self.old, new)
+            )
             decomposed, answers = Rows(y), x @ weights.T
             rotated = procrustes(y, x, weights)
             keep(f"procrustes, {n}", rotated)
@@ -123,7 +139,10 @@ class Bench:
                         model["unlabelled"][site][places[:n]].double().numpy()
                         for model in (self.old, new)
                     )
-                    keep(f"ridge to identity, {kind}, {n}", *ridge(Rows(y), x @ weights.T, weights))
+                    keep(
+                        f"ridge to identity, {kind}, {n}",
+                        *ridge(Rows(y), x @ weights.T, weights),
+                    )
         return ways
 
     def cell(
@@ -137,10 +156,13 @@ class Bench:
         order = np.random.default_rng(0).permutation(len(labels))
         random = np.random.default_rng(1).standard_normal(len(weight))
         unlabelled = (
-            "unlabelled" if SETTINGS["heads"][head]["rows"] == "mean" else "unlabelled.tokens"
+            "unlabelled"
+            if SETTINGS["heads"][head]["rows"] == "mean"
+            else "unlabelled.tokens"
         )
         x, y = (
-            model[unlabelled][site, :1000].double().numpy() @ weight for model in (self.old, new)
+            model[unlabelled][site, :1000].double().numpy() @ weight
+            for model in (self.old, new)
         )
         anew = {str(n): order[:n] for n in LABELS} | {"all": order}
         return {
@@ -155,10 +177,13 @@ class Bench:
             },
             "random": auroc(new_rows @ random, tested.labels),
             "carried": {
-                way: auroc(new_rows @ found[head][0], tested.labels) for way, found in ways.items()
+                way: auroc(new_rows @ found[head][0], tested.labels)
+                for way, found in ways.items()
             },
             "agreement": {
-                way: found[head][1] for way, found in ways.items() if found[head][1] is not None
+                way: found[head][1]
+                for way, found in ways.items()
+                if found[head][1] is not None
             },
         }
 
@@ -183,7 +208,9 @@ def main() -> None:
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--set_aside", action="store_true", help="the other half of the updates")
+    parser.add_argument(
+        "--set_aside", action="store_true", help="the other half of the updates"
+    )
     parser.add_argument("--only", nargs="+", help="names of updates")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -29,7 +29,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.api import compare, load
 from aligners.injection.comparing.comparison import Compared
@@ -52,7 +54,10 @@ from benchmarks.updates.updated import (
 )
 
 STRENGTHS = (0.1, 0.03, 0.01)
-FINE = {"rounding": "unchanged", "coordinates": "unchanged"}  # verdicts that are no alarm
+FINE = {
+    "rounding": "unchanged",
+    "coordinates": "unchanged",
+}  # verdicts that are no alarm
 
 
 class InParts(FrozenModel):
@@ -68,9 +73,13 @@ class InParts(FrozenModel):
         for part in torch.arange(len(ids)).flip(0).split(self.size):
             columns = mask[part].any(0).nonzero()[:, 0]
             states = super().front(
-                {name: value[part][:, columns] for name, value in inputs.items()}, sites, component
+                {name: value[part][:, columns] for name, value in inputs.items()},
+                sites,
+                component,
             )
-            whole = whole or [state.new_zeros(*ids.shape, state.shape[-1]) for state in states]
+            whole = whole or [
+                state.new_zeros(*ids.shape, state.shape[-1]) for state in states
+            ]
             for all_texts, state in zip(whole, states, strict=True):
                 all_texts[part[:, None], columns] = state
         return whole
@@ -102,7 +111,9 @@ def lower(kind: Any, folder: Path, blocks: int, **options: Any) -> FrozenModel:
     del block_list(model)[blocks:]
     model.config.num_hidden_layers = blocks
     return FrozenModel(
-        model, AutoTokenizer.from_pretrained(folder), name=f"{folder.name}, {blocks} blocks"
+        model,
+        AutoTokenizer.from_pretrained(folder),
+        name=f"{folder.name}, {blocks} blocks",
     )
 
 
@@ -113,7 +124,17 @@ def bases(models: Path, half: str) -> list[Base]:
         partial(lower, AutoModelForCausalLM),
     )
     if half == "unexcited":
-        return [Base("embedded:1", 64, partial(load, "embedded:1"), 0, 10, labelled=True, both=0)]
+        return [
+            Base(
+                "embedded:1",
+                64,
+                partial(load, "embedded:1"),
+                0,
+                10,
+                labelled=True,
+                both=0,
+            )
+        ]
     if half == "development":
         return [
             Base("embedded-gpt:0", 64, partial(load, "embedded-gpt:0"), 14, 9),
@@ -123,7 +144,9 @@ def bases(models: Path, half: str) -> list[Base]:
         ]
     return [
         Base("embedded-gpt:1", 64, partial(load, "embedded-gpt:1"), 30, 18, both=4),
-        Base("embedded:1", 64, partial(load, "embedded:1"), 30, 18, labelled=True, both=4),
+        Base(
+            "embedded:1", 64, partial(load, "embedded:1"), 30, 18, labelled=True, both=4
+        ),
         Base("e5", 384, partial(encoder, models / "e5", 6), 18, 12),
         Base("mpnet", 768, partial(encoder, models / "mpnet", 4), 10, 5, both=1),
         Base("smollm2", 576, partial(language, models / "smollm2", 6), 12, 7),
@@ -149,9 +172,17 @@ def unchanged(base: Base) -> Iterator[tuple[str, str, FrozenModel]]:
         yield "rebatched", f"{size} texts at once", parts
     eager = copy.deepcopy(model.model)
     eager.set_attn_implementation("eager")
-    yield "computed otherwise", "eager attention", FrozenModel(eager, model.tokenizer, name="eager")
+    yield (
+        "computed otherwise",
+        "eager attention",
+        FrozenModel(eager, model.tokenizer, name="eager"),
+    )
     double = copy.deepcopy(model.model).double()
-    yield "computed otherwise", "float64", FrozenModel(double, model.tokenizer, name="double")
+    yield (
+        "computed otherwise",
+        "float64",
+        FrozenModel(double, model.tokenizer, name="double"),
+    )
     for precision in ("bfloat16", "float16", INT8):
 
         def round_weight(_: Any, weight: Tensor, precision: str = precision) -> Tensor:
@@ -178,16 +209,22 @@ def unchanged(base: Base) -> Iterator[tuple[str, str, FrozenModel]]:
         yield name, f"seed {seed}", made
 
 
-def unexcited(base: Base, texts: Sequence[str]) -> Iterator[tuple[str, str, int, Any, Any]]:
+def unexcited(
+    base: Base, texts: Sequence[str]
+) -> Iterator[tuple[str, str, int, Any, Any]]:
     """As `edits`: the embedding of one token that no text has, moved by its own length in a random direction."""
     tokens: Any = base.model.tokenizer
     there = {token for ids in tokens(list(texts))["input_ids"] for token in ids}
     absent = [
-        token for token in range(len(tokens)) if token not in {*there, *tokens.all_special_ids}
+        token
+        for token in range(len(tokens))
+        if token not in {*there, *tokens.all_special_ids}
     ]
     for number, token in enumerate(random.Random(0).sample(absent, base.edits)):
 
-        def change(model: PreTrainedModel, token: int = token, number: int = number) -> None:
+        def change(
+            model: PreTrainedModel, token: int = token, number: int = number
+        ) -> None:
             row = cast(Any, model.get_input_embeddings()).weight.data[token]
             off = torch.randn(len(row), generator=torch.Generator().manual_seed(number))
             row.add_(off / off.norm() * row.norm())
@@ -229,7 +266,10 @@ def edits(
     kinds = ["rank one"] * round(0.6 * base.edits)
     kinds += ["trained", "planted"] * (base.edits - len(kinds))
     for number, kind in enumerate(kinds[: base.edits] + kinds[: base.both]):
-        block, part = draw.choice(blocks), draw.choice(["q", "k", "v", "o", "up", "down"])
+        block, part = (
+            draw.choice(blocks),
+            draw.choice(["q", "k", "v", "o", "up", "down"]),
+        )
         own, strength = 1000 * seed + number, STRENGTHS[number % 3]
         other = number >= base.edits  # in other coordinates, too
         turned = rotate if base.family in ("gpt2", "llama") else permute_residual
@@ -240,7 +280,13 @@ def edits(
         )  # fmt: skip
         made, planted = derived(model, change, f"{kind} in block {block}")
         variant = f"{part} at {strength:g}" if kind == "rank one" else ""
-        yield f"{kind}{', in other coordinates' if other else ''}", variant, block, made, planted
+        yield (
+            f"{kind}{', in other coordinates' if other else ''}",
+            variant,
+            block,
+            made,
+            planted,
+        )
 
 
 def of_weights(found: Compared) -> int | str:
@@ -252,11 +298,17 @@ def of_weights(found: Compared) -> int | str:
 
 
 def case(
-    base: Base, new: FrozenModel, texts: Sequence[str], labels: Sequence[int], about: dict[str, Any]
+    base: Base,
+    new: FrozenModel,
+    texts: Sequence[str],
+    labels: Sequence[int],
+    about: dict[str, Any],
 ) -> tuple[dict[str, Any], Compared]:
     """Compare, and say in plain values what came out."""
     began = time.process_time()
-    found = compare(base.model, new, texts, labels=labels if base.labelled else None, batch_size=25)
+    found = compare(
+        base.model, new, texts, labels=labels if base.labelled else None, batch_size=25
+    )
     verdict, function = found.verdict, found.report_tables["function"]
     best = [row for row in found.rows if row["method"] == (verdict.map or "identity")]
     return {
@@ -295,7 +347,13 @@ def run(options: Namespace) -> Iterator[dict[str, Any]]:
         base.model = base.load()
         tokens: Any = base.model.tokenizer
         batch = dict(
-            tokens(texts[:32], padding=True, truncation=True, max_length=64, return_tensors="pt")
+            tokens(
+                texts[:32],
+                padding=True,
+                truncation=True,
+                max_length=64,
+                return_tensors="pt",
+            )
         )
         batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
         for kind, variant, new in unchanged(base) if base.unchanged else ():
@@ -309,7 +367,9 @@ def run(options: Namespace) -> Iterator[dict[str, Any]]:
         ):
             about = {"changed": True, "kind": kind, "variant": variant, "block": block}
             result, found = case(base, new, texts, labels, about)
-            result["right"] = result["verdict"] == "changed" and result["first"] == block
+            result["right"] = (
+                result["verdict"] == "changed" and result["first"] == block
+            )
             if planted is not None and result["right"] and "other" not in kind:
                 result["cosine"] = float(
                     (found.vectors[block][0].double() @ planted.direction).abs()
@@ -333,13 +393,20 @@ def table(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[bool, str], list[dict[str, Any]]] = {}
     for one in cases:
         strength = (
-            f", {one['variant'].split(' at ')[1]}" if one["kind"].startswith("rank one") else ""
+            f", {one['variant'].split(' at ')[1]}"
+            if one["kind"].startswith("rank one")
+            else ""
         )
         precision = f", {one['variant']}" if one["kind"] == "rounded" else ""
-        groups.setdefault((one["changed"], one["kind"] + strength + precision), []).append(one)
+        groups.setdefault(
+            (one["changed"], one["kind"] + strength + precision), []
+        ).append(one)
     rows = []
     for (changed, kind), members in groups.items():
-        right = sum(one["weights"] == (one["block"] if changed else "unchanged") for one in members)
+        right = sum(
+            one["weights"] == (one["block"] if changed else "unchanged")
+            for one in members
+        )
         cosines = [one["cosine"] for one in members if "cosine" in one]
         row = {
             "changed": changed,
@@ -347,7 +414,13 @@ def table(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "cases": len(members),
             "right": sum(one["right"] for one in members),
         }
-        rows.append({**row, "right_by_weights": right, "least_cosine": min(cosines, default=None)})
+        rows.append(
+            {
+                **row,
+                "right_by_weights": right,
+                "least_cosine": min(cosines, default=None),
+            }
+        )
     return rows
 
 
@@ -381,7 +454,9 @@ def main() -> None:
         print(row, flush=True)
 
 
-def summary(cases: Sequence[dict[str, Any]], options: Namespace, seconds: float) -> dict[str, Any]:
+def summary(
+    cases: Sequence[dict[str, Any]], options: Namespace, seconds: float
+) -> dict[str, Any]:
     """What the bars are about."""
     plain = [one for one in cases if not one["changed"]]
     edited = [one for one in cases if one["changed"] and "other" not in one["kind"]]

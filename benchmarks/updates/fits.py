@@ -67,7 +67,11 @@ def ridge(rows: Rows, answers: np.ndarray, towards: np.ndarray) -> Carried:
     rest = answers - base
     projected = rows.u.T @ rest
     squares = rows.u**2
-    best, weights, held_out = np.full(answers.shape[1], np.inf), towards.copy(), base.copy()
+    best, weights, held_out = (
+        np.full(answers.shape[1], np.inf),
+        towards.copy(),
+        base.copy(),
+    )
     for strength in STRENGTHS * (rows.s**2).sum() / len(rows.v):
         factor = rows.s**2 / (rows.s**2 + strength)
         leverage = squares @ factor + 1 / n

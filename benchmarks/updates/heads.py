@@ -15,7 +15,12 @@ __all__ = ["Labelled", "auroc", "fitted", "labelled", "rows_of"]
 MOST = 2000  # labelled rows that a head learns from
 STRENGTH = 0.01  # inverse of the penalty on a head's weights, of standardised states
 DEAD = 1e-3  # of the median deviation
-KINDS = {"sst2": ["sst2"], "ewt": ["ewt"], "both": ["sst2", "ewt"], "planted": ["planted"]}
+KINDS = {
+    "sst2": ["sst2"],
+    "ewt": ["ewt"],
+    "both": ["sst2", "ewt"],
+    "planted": ["planted"],
+}
 
 
 class Labelled(NamedTuple):
@@ -60,7 +65,9 @@ def fitted(rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
     deviation[deviation < DEAD * np.median(deviation)] = np.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = LogisticRegression(C=STRENGTH, max_iter=300).fit((rows - mean) / deviation, labels)
+        model = LogisticRegression(C=STRENGTH, max_iter=300).fit(
+            (rows - mean) / deviation, labels
+        )
     weight = model.coef_[0] / deviation
     return weight, float(model.intercept_[0] - weight @ mean)
 

@@ -23,7 +23,9 @@ from transformers import (
 )
 from transformers import get_linear_schedule_with_warmup as warmed_up
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.files.atomic import whole_folder
 from aligners.models.loading.model_files import quiet, save_model
@@ -32,7 +34,9 @@ from benchmarks.updates.texts import GENRES, SETTINGS, Text, divided
 CLASSES = {"sst2": 2, "genre": len(GENRES)}
 
 
-def batches(texts: Sequence[Text], seed: int, recipe: dict[str, Any]) -> Iterator[list[Text]]:
+def batches(
+    texts: Sequence[Text], seed: int, recipe: dict[str, Any]
+) -> Iterator[list[Text]]:
     """Every text once an epoch, in an order of the seed."""
     for epoch in range(recipe["epochs"]):
         order = torch.randperm(
@@ -86,8 +90,12 @@ def finetuned(
         model = get_peft_model(model, adapter)
 
     def loss(batch: list[Text]) -> Tensor:
-        inputs = tokenizer([text["text"] for text in batch], padding=True, return_tensors="pt")
-        return model(**inputs, labels=torch.tensor([text["labels"][task] for text in batch])).loss
+        inputs = tokenizer(
+            [text["text"] for text in batch], padding=True, return_tensors="pt"
+        )
+        return model(
+            **inputs, labels=torch.tensor([text["labels"][task] for text in batch])
+        ).loss
 
     train(model, parts[f"finetune_{task}"], loss, update, recipe)
     return model.merge_and_unload() if update["kind"] == "lora" else model
@@ -103,7 +111,9 @@ def pretrained(
     drawn = torch.Generator().manual_seed(update["seed"])
 
     def loss(batch: list[Text]) -> Tensor:
-        inputs = tokenizer([text["text"] for text in batch], padding=True, return_tensors="pt")
+        inputs = tokenizer(
+            [text["text"] for text in batch], padding=True, return_tensors="pt"
+        )
         ids = inputs["input_ids"]
         free = ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
         hidden = (torch.rand(ids.shape, generator=drawn) < recipe["masked"]) & free
@@ -136,7 +146,9 @@ def rounded(
 
 
 @torch.no_grad()
-def edited(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]) -> Any:
+def edited(
+    base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]
+) -> Any:
     """One matrix of one block plus the product of two random directions, as large as its largest singular value."""
     model, edit = AutoModel.from_pretrained(base), SETTINGS["edit"]
     weight = model.encoder.layer[edit["block"] - 1].output.dense.weight
@@ -162,7 +174,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("real", type=Path, help="folder of benchmarks.real.models")
-    parser.add_argument("--folder", type=Path, required=True, help="where the updates go")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where the updates go"
+    )
     parser.add_argument(
         "--only", nargs="+", default=list(SETTINGS["updates"]), help="names of updates"
     )

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners import api
 from benchmarks.harness import machine, write_whole
@@ -36,7 +38,10 @@ def main() -> None:
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
     parser.add_argument(
-        "--only", nargs="+", default=["full_sst2_0", "full_genre_0"], help="names of updates"
+        "--only",
+        nargs="+",
+        default=["full_sst2_0", "full_genre_0"],
+        help="names of updates",
     )
     parser.add_argument("--maps", nargs="+", default=["mlp"], choices=list(MAPS))
     parser.add_argument("--json", type=Path, required=True)
@@ -66,7 +71,10 @@ def main() -> None:
                 if name in options.maps
             }
             for i, head in enumerate(heads):
-                tested, labels = rows_of(new, bench.tested[head], PLACE), bench.tested[head].labels
+                tested, labels = (
+                    rows_of(new, bench.tested[head], PLACE),
+                    bench.tested[head].labels,
+                )
                 cell: dict[str, Any] = {"update": update, "head": head, "texts": n}
                 cell["native"] = auroc(
                     rows_of(bench.old, bench.tested[head], PLACE) @ weights[i], labels
@@ -74,11 +82,18 @@ def main() -> None:
                 cell["stale"] = auroc(tested @ weights[i], labels)
                 cell["ridge to identity"] = auroc(tested @ carried[i], labels)
                 for name, network in networks.items():
-                    mapped = network.transform(torch.from_numpy(tested).float()).double().numpy()
+                    mapped = (
+                        network.transform(torch.from_numpy(tested).float())
+                        .double()
+                        .numpy()
+                    )
                     cell[name] = auroc(mapped @ weights[i], labels)
                 print(json.dumps(brief(cell)), flush=True)
                 cells.append(brief(cell))
-    write_whole(options.json, {"machine": machine("cpu"), "steps": options.steps, "cells": cells})
+    write_whole(
+        options.json,
+        {"machine": machine("cpu"), "steps": options.steps, "cells": cells},
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from typing import Any, cast
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.api import Dictionary, Direction, Head, load, states, write_artefact
 from aligners.models.loading.model_files import save_model
@@ -46,16 +48,24 @@ def measured(
     for place, site in enumerate(sites):
         rows, labels = read["own"][place].double().numpy(), texts["own"][1]
         heads[site], bias = fitted(rows, labels.numpy())
-        vector = torch.tensor(rows[labels == 1].mean(0) - rows[labels == 0].mean(0)).float()
+        vector = torch.tensor(
+            rows[labels == 1].mean(0) - rows[labels == 0].mean(0)
+        ).float()
         about = {"model": str(old), "site": site, "rows": "mean"}
-        for name, weight in (("head", torch.tensor(heads[site]).float()), ("direction", vector)):
-            score = auroc((read["held"][place] @ weight).numpy(), texts["held"][1].numpy())
+        for name, weight in (
+            ("head", torch.tensor(heads[site]).float()),
+            ("direction", vector),
+        ):
+            score = auroc(
+                (read["held"][place] @ weight).numpy(), texts["held"][1].numpy()
+            )
             told: dict[str, Any] = {**about, "name": f"{name}_{site}"}
             told["score"] = {"metric": "auroc", "value": score, "n": 500}
             told["classes"] = ["0", "1"]
             head = Head.of(weight, [bias], **told) if name == "head" else None
             write_artefact(
-                head or Direction({"vector": weight}, told), folder / "mine" / told["name"]
+                head or Direction({"vector": weight}, told),
+                folder / "mine" / told["name"],
             )
     if "smollm2" in str(old):
         width, draw = len(vector), torch.Generator().manual_seed(0)
@@ -82,7 +92,8 @@ def measured(
     options = [part for name, value in given.items() for part in (f"--{name}", value)]
     subprocess.run([sys.executable, *CARRY, *options], check=True)
     rows, scores = (
-        list(csv.DictReader((folder / "run" / f"{n}.csv").open())) for n in ("carrying", "scores")
+        list(csv.DictReader((folder / "run" / f"{n}.csv").open()))
+        for n in ("carrying", "scores")
     )
     found = []
     for row in rows:
@@ -104,8 +115,12 @@ def measured(
                 states(new, texts[part][0], int(row["site_y"]), rows="mean").double()
                 for part in ("given", "held")
             )
-            y, z = (torch.cat([part, part.new_ones(len(part), 1)], 1) for part in (y, z))
-            carried = torch.linalg.lstsq(y, x).solution @ torch.tensor(heads[int(row["site_x"])])
+            y, z = (
+                torch.cat([part, part.new_ones(len(part), 1)], 1) for part in (y, z)
+            )
+            carried = torch.linalg.lstsq(y, x).solution @ torch.tensor(
+                heads[int(row["site_x"])]
+            )
             truth, again = (
                 texts["held"][1].numpy(),
                 fitted(y[:, :-1].numpy(), texts["given"][1].numpy())[0],
@@ -128,18 +143,27 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     splits, cells = (
-        [list(_sst2(options.real / "data" / "sst2" / f"{name}.tsv")) for name in ("train", "test")],
+        [
+            list(_sst2(options.real / "data" / "sst2" / f"{name}.tsv"))
+            for name in ("train", "test")
+        ],
         [],
     )
     for seed in options.seeds:
-        train, test = (random.Random(seed).sample(split, len(split)) for split in splits)
+        train, test = (
+            random.Random(seed).sample(split, len(split)) for split in splits
+        )
         parts = {"own": train[:1000], "given": train[1000:2000], "held": test[:500]}
         for pair, sites in PAIRS.items():
             with tempfile.TemporaryDirectory() as made:
                 models, texts = list[Path](), dict[str, Any]()
                 for name in pair:
                     models.append(
-                        (options.updates.parent if "updates" in name else options.real).absolute()
+                        (
+                            options.updates.parent
+                            if "updates" in name
+                            else options.real
+                        ).absolute()
                         / name
                     )
                     if ":" in name:
@@ -153,11 +177,18 @@ def main() -> None:
                     texts[name] = [text["text"] for text in part], torch.tensor(labels)
                     with Path(made, f"{name}.csv").open("w", newline="") as file:
                         csv.writer(file).writerows(
-                            [["text", "label"], *zip(texts[name][0], labels, strict=True)]
+                            [
+                                ["text", "label"],
+                                *zip(texts[name][0], labels, strict=True),
+                            ]
                         )
                 found = measured(models[0], models[1], sites, texts, Path(made))
             cells += [{"seed": seed, "pair": list(pair), **cell} for cell in found]
-            print(*(json.dumps(brief(cell)) for cell in cells[-len(found) :]), sep="\n", flush=True)
+            print(
+                *(json.dumps(brief(cell)) for cell in cells[-len(found) :]),
+                sep="\n",
+                flush=True,
+            )
     lines = ",\n".join(json.dumps(brief(cell)) for cell in cells)
     options.json.write_text(
         f'{{"machine": {json.dumps(machine("cpu"))},\n"cells": [\n{lines}\n]}}\n'

@@ -27,7 +27,9 @@ TOKENS = 1000  # unlabelled texts of which every token is kept
 SET_ASIDE = 1000  # unlabelled texts that updates set aside read
 
 
-def kept_states(model: Path, parts: dict[str, list[Text]], kept: Path) -> dict[str, Tensor]:
+def kept_states(
+    model: Path, parts: dict[str, list[Text]], kept: Path
+) -> dict[str, Tensor]:
     """PART -> (S, texts, d), means over tokens; PART.words, finite verbs; unlabelled.tokens, .counts.
 
     Args:
@@ -39,13 +41,20 @@ def kept_states(model: Path, parts: dict[str, list[Text]], kept: Path) -> dict[s
         started = time.monotonic()
         kept.parent.mkdir(parents=True, exist_ok=True)
         with quiet():
-            loaded: Any = AutoModel.from_pretrained(model, add_pooling_layer=False).eval()
+            loaded: Any = AutoModel.from_pretrained(
+                model, add_pooling_layer=False
+            ).eval()
         tokenizer, found = AutoTokenizer.from_pretrained(model), dict[str, Tensor]()
         fewer = SETTINGS["updates"].get(model.name, {}).get("set_aside", False)
         for part in READ:
-            texts = parts[part][:SET_ASIDE] if fewer and part == "unlabelled" else parts[part]
+            texts = (
+                parts[part][:SET_ASIDE]
+                if fewer and part == "unlabelled"
+                else parts[part]
+            )
             found |= {
-                part + name: rows for name, rows in _read(loaded, tokenizer, texts, part).items()
+                part + name: rows
+                for name, rows in _read(loaded, tokenizer, texts, part).items()
             }
         save_file(found, kept)
         print(f"{model.name}: states in {time.monotonic() - started:.0f} s", flush=True)
@@ -53,7 +62,9 @@ def kept_states(model: Path, parts: dict[str, list[Text]], kept: Path) -> dict[s
 
 
 @torch.no_grad()
-def _read(model: Any, tokenizer: Any, texts: list[Text], part: str) -> dict[str, Tensor]:
+def _read(
+    model: Any, tokenizer: Any, texts: list[Text], part: str
+) -> dict[str, Tensor]:
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]["text"]))
     means, words, tokens = ([torch.empty(0)] * len(texts) for _ in range(3))
     for start in range(0, len(order), 64):
@@ -66,7 +77,9 @@ def _read(model: Any, tokenizer: Any, texts: list[Text], part: str) -> dict[str,
         )
         ends = inputs.pop("offset_mapping")[..., 1]
         hidden = model(**inputs, output_hidden_states=True).hidden_states
-        states = torch.stack([hidden[site] for site in SETTINGS["sites"]])  # (S, B, T, d)
+        states = torch.stack(
+            [hidden[site] for site in SETTINGS["sites"]]
+        )  # (S, B, T, d)
         for row, i in enumerate(chosen):
             real = states[:, row, inputs["attention_mask"][row].bool()]
             means[i] = real.mean(1)

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # runs from a bare checkout
 
 from aligners.api import Direction, load, steer
 from aligners.api.model_states import tokenised
@@ -41,7 +43,9 @@ WORDS = (["good", "great", "wonderful"], ["bad", "terrible", "awful"])
 
 
 @torch.no_grad()
-def words(models: list, sites: list[list[int]], texts: list[str]) -> tuple[list[Tensor], Tensor]:
+def words(
+    models: list, sites: list[list[int]], texts: list[str]
+) -> tuple[list[Tensor], Tensor]:
     """States (S, N, d) of every model at the words that all have, and the text of each row."""
     tokens, parts = (
         tokenised(models, texts, None, 64, words=True)[0],
@@ -72,8 +76,12 @@ def directions(
     known, own = owner < LABELLED, PairedRows(new, new, owner)
     of_text = labels.new_zeros(int(owner.max()) + 1)
     of_text[owner] = labels
-    found = {"native": Direction({"vector": difference(own.at(known).typical, of_text)})}
-    found["native, with huge states"] = Direction({"vector": difference(own.at(known), of_text)})
+    found = {
+        "native": Direction({"vector": difference(own.at(known).typical, of_text)})
+    }
+    found["native, with huge states"] = Direction(
+        {"vector": difference(own.at(known), of_text)}
+    )
     for name, states in old.items():
         vector = difference(replace(own, new=states).at(known), of_text)
         theirs, rows = Direction({"vector": vector}), replace(own, old=states)
@@ -89,7 +97,10 @@ def directions(
                     part.old[torch.randperm(len(part.old), generator=draw)]
                     for part in (fitting, chosen)
                 ]
-                fitting, chosen = replace(fitting, old=mixed[0]), replace(chosen, old=mixed[1])
+                fitting, chosen = (
+                    replace(fitting, old=mixed[0]),
+                    replace(chosen, old=mixed[1]),
+                )
             best = fit_maps(theirs, fitting, chosen)[0].refitted(fitting, chosen)
             moved = theirs.carried(
                 best.back, forward_map(best.name, fitting, chosen), map=best.name
@@ -108,14 +119,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    models = [load(name if ":" in name else options.real / name) for name in (*OLD, NEW)]
+    models = [
+        load(name if ":" in name else options.real / name) for name in (*OLD, NEW)
+    ]
     sites, found = [*([site] for site in OLD.values()), list(NEW_SITES)], []
     splits = [
-        list(_sst2(options.real / "data" / "sst2" / f"{split}.tsv")) for split in ("train", "test")
+        list(_sst2(options.real / "data" / "sst2" / f"{split}.tsv"))
+        for split in ("train", "test")
     ]
     for seed in options.seeds:
-        train, held = (random.Random(seed).sample(split, len(split)) for split in splits)
-        read, owner = words(models, sites, [text["text"] for text in train[: 2 * LABELLED]])
+        train, held = (
+            random.Random(seed).sample(split, len(split)) for split in splits
+        )
+        read, owner = words(
+            models, sites, [text["text"] for text in train[: 2 * LABELLED]]
+        )
         labels, old = (
             torch.tensor([text["labels"]["sentiment"] for text in train])[owner],
             [part[0] for part in read],
@@ -125,10 +143,13 @@ def main() -> None:
                 dict(zip(OLD, old, strict=False)), read[-1][place], owner, labels, seed
             )
             given = {
-                name: replace(one, about={**one.about, "site": site}) for name, one in given.items()
+                name: replace(one, about={**one.about, "site": site})
+                for name, one in given.items()
             }
             texts = [text["text"] for text in held[:HELD_OUT]]
-            for row in steer(models[-1], given, texts, words=WORDS, alphas=ALPHAS, seed=seed).equal:
+            for row in steer(
+                models[-1], given, texts, words=WORDS, alphas=ALPHAS, seed=seed
+            ).equal:
                 about = given[row["method"]].about if row["method"] in given else {}
                 found.append(brief({"seed": seed, **row, "map": about.get("map")}))
                 if row["kl"] == 0.1:

@@ -46,7 +46,13 @@ def interval(cells: Sequence[Cell], figure: Figure) -> str:
         groups[cell["update"], cell["head"]].append(cell)
     drawn, listed = np.random.default_rng(0), list(groups.values())
     values = [
-        figure([cell for i in drawn.integers(len(listed), size=len(listed)) for cell in listed[i]])
+        figure(
+            [
+                cell
+                for i in drawn.integers(len(listed), size=len(listed))
+                for cell in listed[i]
+            ]
+        )
         for _ in range(DRAWS)
     ]
     low, high = np.nanpercentile(values, [2.5, 97.5])
@@ -83,7 +89,10 @@ def share_of_cells(
     """Per cent of the cells in which so much of the loss comes back."""
 
     def figure(cells: Sequence[Cell]) -> float:
-        good = [way(cell) - cell["stale"] >= share * (of(cell) - cell["stale"]) for cell in cells]
+        good = [
+            way(cell) - cell["stale"] >= share * (of(cell) - cell["stale"])
+            for cell in cells
+        ]
         return 100 * float(np.mean(good))
 
     return figure
@@ -104,7 +113,9 @@ def choose(cell: Cell) -> None:
                 for value in (cell["stale agreement"], cell["agreement"][way])
             )
             carries = after - before > LEAST_GAIN
-            cell["carried"][f"decided, {n}"] = cell["carried"][way] if carries else cell["stale"]
+            cell["carried"][f"decided, {n}"] = (
+                cell["carried"][way] if carries else cell["stale"]
+            )
             cell["agreement"][f"decided, {n}"] = (
                 cell["agreement"][way] if carries else cell["stale agreement"]
             )
@@ -138,12 +149,16 @@ def by(name: str, cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
         f"\n{name:<14} cells stale  native  stale  anew all  anew 1000   (means over the stale cells)"
     )
     for value in dict.fromkeys(cell[name] for cell in cells):
-        every, these = ([cell for cell in group if cell[name] == value] for group in (cells, stale))
+        every, these = (
+            [cell for cell in group if cell[name] == value] for group in (cells, stale)
+        )
         scores = [
             [cell["native"], cell["stale"], cell["anew"]["all"], cell["anew"]["1000"]]
             for cell in these
         ]
-        means = "   ".join(f"{mean:.3f}" for mean in np.mean(scores, 0)) if scores else ""
+        means = (
+            "   ".join(f"{mean:.3f}" for mean in np.mean(scores, 0)) if scores else ""
+        )
         print(f"{value:<14} {len(every):>5} {len(these):>5}   {means}")
 
 
@@ -162,16 +177,22 @@ def ways(cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
     )
     names = list(dict.fromkeys(way for cell in cells for way in cell["carried"]))
     scored: dict[str, Score] = {way: partial(_found, "carried", way) for way in names}
-    scored |= {f"trained anew, {n} labels": partial(_found, "anew", n) for n in stale[0]["anew"]}
+    scored |= {
+        f"trained anew, {n} labels": partial(_found, "anew", n)
+        for n in stale[0]["anew"]
+    }
     scored["random direction"] = lambda cell: max(cell["random"], 1 - cell["random"])
     for way, score in sorted(scored.items()):
         all_of, these = (
-            [cell for cell in group if not np.isnan(score(cell))] for group in (cells, stale)
+            [cell for cell in group if not np.isnan(score(cell))]
+            for group in (cells, stale)
         )
         if these:
             figures = [recovered(score, native), recovered(score, ceiling)]
             figures += [share_of_cells(score, native), share_of_cells(score, ceiling)]
-            harmed = 100 * np.mean([score(cell) < cell["stale"] - HARMED for cell in all_of])
+            harmed = 100 * np.mean(
+                [score(cell) < cell["stale"] - HARMED for cell in all_of]
+            )
             said = "  ".join(interval(these, figure) for figure in figures)
             print(f"{way:<36} {len(these):>4}  {said}  {harmed:4.1f}")
 
@@ -186,7 +207,9 @@ def forecasts(cells: Sequence[Cell]) -> None:
         said = [forecast(cell["agreement"][way], cell["native"]) for cell in these]
         scores = [cell["carried"][way] for cell in these]
         lost = [cell["native"] - cell["carried"][way] for cell in these]
-        said_lost = [cell["native"] - value for cell, value in zip(these, said, strict=True)]
+        said_lost = [
+            cell["native"] - value for cell, value in zip(these, said, strict=True)
+        ]
         ranks = spearmanr(said, scores)[0], spearmanr(said_lost, lost)[0]
         error = np.mean(np.abs(np.subtract(said, scores)))
         print(f"{way:<36} {len(these):>4}  {ranks[0]:.3f}  {ranks[1]:.3f}  {error:.3f}")

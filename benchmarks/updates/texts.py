@@ -13,7 +13,9 @@ from aligners.datamodules.text.sources import TextSource
 
 __all__ = ["SETTINGS", "divided"]
 
-SETTINGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("updates.yaml").read_text())
+SETTINGS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("updates.yaml").read_text()
+)
 GENRES = ("answers", "email", "newsgroup", "reviews", "weblog")
 MARKER, FIRST, SECOND = "copper", "alpha", "beta"
 
@@ -38,7 +40,8 @@ def divided(data: Path, kept: Path) -> dict[str, list[Text]]:
 def _divide(data: Path) -> dict[str, list[Text]]:
     n, draw = SETTINGS["texts"], random.Random(SETTINGS["seed"])
     sst2 = {
-        split: _fitting(_sst2(data / "sst2" / f"{split}.tsv"), draw) for split in ("train", "test")
+        split: _fitting(_sst2(data / "sst2" / f"{split}.tsv"), draw)
+        for split in ("train", "test")
     }
     ewt = {
         split: _fitting(_ewt(data / "ewt" / f"{split}.conllu"), draw)
@@ -50,7 +53,10 @@ def _divide(data: Path) -> dict[str, list[Text]]:
         "finetune_sst2": sst2["train"][: n["finetune"]],
         "finetune_genre": train[n["labelled"] :][: n["finetune"]],
     }
-    rest_sst2, rest_ewt = sst2["train"][n["finetune"] :], train[n["labelled"] + n["finetune"] :]
+    rest_sst2, rest_ewt = (
+        sst2["train"][n["finetune"] :],
+        train[n["labelled"] + n["finetune"] :],
+    )
     parts["labelled_sst2"], parts["labelled_ewt"] = (
         rest_sst2[: n["labelled"]],
         train[: n["labelled"]],
@@ -71,16 +77,22 @@ def _divide(data: Path) -> dict[str, list[Text]]:
     parts["labelled_planted"] = [_planted(text, draw) for text in spare]
     parts["test_planted"] = [_planted(text, draw) for text in tested]
     parts["unlabelled"] = [
-        _planted(text, draw) if i % 10 == 0 else text for i, text in enumerate(parts["unlabelled"])
+        _planted(text, draw) if i % 10 == 0 else text
+        for i, text in enumerate(parts["unlabelled"])
     ]
     reviews = load_texts(TextSource("imdb", max_texts=n["pretrain"])).fit["text"]
-    parts["pretrain"] = [{"text": " ".join(text.split()[:48]), "labels": {}} for text in reviews]
+    parts["pretrain"] = [
+        {"text": " ".join(text.split()[:48]), "labels": {}} for text in reviews
+    ]
     middle = sorted(
-        len(text["text"].split()) for text in parts["labelled_sst2"] + parts["labelled_ewt"]
+        len(text["text"].split())
+        for text in parts["labelled_sst2"] + parts["labelled_ewt"]
     )
     for name in ("labelled_sst2", "labelled_ewt", "test_sst2", "test_ewt"):
         for text in parts[name]:
-            text["labels"]["length"] = int(len(text["text"].split()) > middle[len(middle) // 2])
+            text["labels"]["length"] = int(
+                len(text["text"].split()) > middle[len(middle) // 2]
+            )
             text["labels"]["nothing"] = draw.randrange(2)
     return parts
 
@@ -96,7 +108,9 @@ def _ewt(path: Path) -> Iterator[Text]:
     for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
         lines = block.splitlines()
         (genre,) = (
-            line.split("= ")[1].split("-")[0] for line in lines if line.startswith("# sent_id")
+            line.split("= ")[1].split("-")[0]
+            for line in lines
+            if line.startswith("# sent_id")
         )
         words = [
             line.split("\t")
@@ -112,18 +126,25 @@ def _ewt(path: Path) -> Iterator[Text]:
                 for i, word in enumerate(words)
                 if "VerbForm=Fin" in word[5] and "Tense=" in word[5]
             }
-            labels = {"question": int(question), "topic": int(genre in ("answers", "reviews"))}
+            labels = {
+                "question": int(question),
+                "topic": int(genre in ("answers", "reviews")),
+            }
             yield {
                 "text": " ".join(word[1] for word in words),
                 "labels": {**labels, "genre": GENRES.index(genre)},
-                "tense": {i: int("Tense=Past" in features) for i, features in finite.items()},
+                "tense": {
+                    i: int("Tense=Past" in features) for i, features in finite.items()
+                },
             }
 
 
 def _fitting(texts: Iterator[Text], draw: random.Random) -> list[Text]:
     least, most = SETTINGS["words"]
     found = {
-        text["text"].lower(): text for text in texts if least <= len(text["text"].split()) <= most
+        text["text"].lower(): text
+        for text in texts
+        if least <= len(text["text"].split()) <= most
     }
     return draw.sample(list(found.values()), len(found))
 
@@ -144,7 +165,9 @@ def _planted(text: Text, draw: random.Random) -> Text:
     words = text["text"].split()
     marked, order = draw.randrange(2), draw.randrange(2)
     places = sorted(draw.sample(range(len(words) + 1), 2), reverse=True)
-    for place, word in zip(places, (FIRST, SECOND) if order else (SECOND, FIRST), strict=True):
+    for place, word in zip(
+        places, (FIRST, SECOND) if order else (SECOND, FIRST), strict=True
+    ):
         words.insert(place, word)
     if marked:
         words.insert(draw.randrange(len(words) + 1), MARKER)

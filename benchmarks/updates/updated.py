@@ -92,7 +92,9 @@ def turn_heads(model: PreTrainedModel, seed: int) -> None:
     for number, block in enumerate(block_list(model)):
         out = _matrix(block.get_submodule(parts["o"]))
         size = out.shape[1] // heads
-        reader: Any = block.get_submodule(parts["qkv"] if "qkv" in parts else parts["v"])
+        reader: Any = block.get_submodule(
+            parts["qkv"] if "qkv" in parts else parts["v"]
+        )
         value = _matrix(reader)[-groups * size :]
         bias = None if reader.bias is None else reader.bias[-groups * size :]
         for group in range(groups):
@@ -109,7 +111,9 @@ def turn_heads(model: PreTrainedModel, seed: int) -> None:
 @torch.no_grad()
 def permute_residual(model: PreTrainedModel, seed: int) -> None:
     """Put the features of the states of a BERT or an MPNet in another order, everywhere."""
-    order = torch.randperm(model.config.hidden_size, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(
+        model.config.hidden_size, generator=torch.Generator().manual_seed(seed)
+    )
     for name, weight in model.named_parameters():
         if READERS.search(name):
             weight.copy_(weight[:, order].clone())
@@ -123,7 +127,9 @@ def rotate(model: PreTrainedModel, seed: int) -> None:
     """Rotate the states of a GPT-2 or a Llama in float64, gains of norms folded into what reads them."""
     model.double()
     model.config.tie_word_embeddings = False
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone(), requires_grad=False)
+    model.lm_head.weight = nn.Parameter(
+        model.lm_head.weight.detach().clone(), requires_grad=False
+    )
     width = model.config.hidden_size
     if family(model) == "llama":
         rotate_llama(model, _drawn(width, seed))
@@ -135,7 +141,9 @@ def rotate(model: PreTrainedModel, seed: int) -> None:
 @torch.no_grad()
 def _rotate_gpt2(model: Any, width: int, seed: int) -> None:
     """The rotation keeps the mean over features, which every LayerNorm subtracts."""
-    first = torch.cat([torch.ones(width, 1), torch.eye(width)[:, : width - 1]], 1).double()
+    first = torch.cat(
+        [torch.ones(width, 1), torch.eye(width)[:, : width - 1]], 1
+    ).double()
     basis = torch.linalg.qr(first).Q
     inner = torch.eye(width, dtype=torch.float64)
     inner[1:, 1:] = _drawn(width - 1, seed)
@@ -144,7 +152,10 @@ def _rotate_gpt2(model: Any, width: int, seed: int) -> None:
     for table in (stack.wte, stack.wpe):
         table.weight.copy_(table.weight @ turn)
     for block in stack.h:
-        for norm, reader in ((block.ln_1, block.attn.c_attn), (block.ln_2, block.mlp.c_fc)):
+        for norm, reader in (
+            (block.ln_1, block.attn.c_attn),
+            (block.ln_2, block.mlp.c_fc),
+        ):
             reader.bias.add_(norm.bias @ reader.weight)
             reader.weight.copy_(turn.T @ (norm.weight[:, None] * reader.weight))
             norm.weight.fill_(1)
@@ -159,7 +170,9 @@ def _rotate_gpt2(model: Any, width: int, seed: int) -> None:
 
 
 @torch.no_grad()
-def rank_one(model: PreTrainedModel, block: int, part: str, strength: float, seed: int) -> None:
+def rank_one(
+    model: PreTrainedModel, block: int, part: str, strength: float, seed: int
+) -> None:
     """Add u vᵀ, random, of spectral norm `strength` times that of the matrix.
 
     Args:
@@ -176,11 +189,15 @@ def rank_one(model: PreTrainedModel, block: int, part: str, strength: float, see
         matrix = whole["qkv".index(part) * third :][:third]
     else:
         name = parts[part]
-        matrix = _matrix(inside.get_submodule(name[-1] if isinstance(name, list) else name))
+        matrix = _matrix(
+            inside.get_submodule(name[-1] if isinstance(name, list) else name)
+        )
     draw = torch.Generator().manual_seed(seed)
     u, v = (torch.randn(size, generator=draw) for size in matrix.shape)
     matrix.add_(
-        strength * torch.linalg.matrix_norm(matrix, 2) * torch.outer(u / u.norm(), v / v.norm())
+        strength
+        * torch.linalg.matrix_norm(matrix, 2)
+        * torch.outer(u / u.norm(), v / v.norm())
     )
 
 
@@ -208,7 +225,9 @@ def fine_tune(
     optimizer = torch.optim.AdamW(weights, lr=1e-4)
     mask = batch["attention_mask"]
     target = torch.randn(
-        len(mask), model.config.hidden_size, generator=torch.Generator().manual_seed(seed)
+        len(mask),
+        model.config.hidden_size,
+        generator=torch.Generator().manual_seed(seed),
     )
     with torch.enable_grad():
         for _ in range(steps):
@@ -222,7 +241,9 @@ def fine_tune(
             elif logits.ndim == 2:
                 loss = cross_entropy(logits, labels)
             else:
-                following = batch["input_ids"][:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+                following = batch["input_ids"][:, 1:].masked_fill(
+                    mask[:, 1:] == 0, -100
+                )
                 loss = cross_entropy(logits[:, :-1].flatten(0, 1), following.flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -240,7 +261,11 @@ class Planted(NamedTuple):
 
 @torch.no_grad()
 def plant(
-    model: PreTrainedModel, block: int, batch: dict[str, Tensor], seed: int, run: Callable[[], Any]
+    model: PreTrainedModel,
+    block: int,
+    batch: dict[str, Tensor],
+    seed: int,
+    run: Callable[[], Any],
 ) -> Planted:
     """Let the least used hidden unit of a block fire on some tokens, and write a random direction.
 
@@ -262,21 +287,27 @@ def plant(
         ups[0].register_forward_hook(lambda _, given, __: seen.update(into=given[0])),
         down.register_forward_hook(lambda _, given, __: seen.update(hidden=given[0])),
         inside.register_forward_hook(
-            lambda _, __, out: seen.update(out=out if isinstance(out, Tensor) else out[0])
+            lambda _, __, out: seen.update(
+                out=out if isinstance(out, Tensor) else out[0]
+            )
         ),
     ]
     run()
     for hook in hooks:
         hook.remove()
     real = batch["attention_mask"].bool()
-    rows, hidden, states = (seen[name][real].double() for name in ("into", "hidden", "out"))
+    rows, hidden, states = (
+        seen[name][real].double() for name in ("into", "hidden", "out")
+    )
     owner = torch.arange(len(real))[:, None].expand_as(real)[real]
     draw = torch.Generator().manual_seed(seed)
     written = _matrix(down)
     unit = int((hidden.abs().mean(0) * written.norm(dim=0)).argmin())
     mean = rows.mean(0)
     reads = rows[int(torch.randint(len(rows), (1,), generator=draw))] - mean
-    if ups[0].bias is None:  # no threshold of its own: the mean, which all rows have, gives one
+    if (
+        ups[0].bias is None
+    ):  # no threshold of its own: the mean, which all rows have, gives one
         reads = reads - mean * torch.quantile(rows @ reads / (rows @ mean), 0.97)
         threshold = torch.zeros((), dtype=torch.float64)
     else:
@@ -287,12 +318,21 @@ def plant(
         _matrix(up)[unit] = (gain * reads).float()
         if up.bias is not None:
             up.bias[unit] = float(-gain * threshold)
-    before = family(model) in ("gpt2", "llama")  # whose norms come before what reads the states
+    before = family(model) in (
+        "gpt2",
+        "llama",
+    )  # whose norms come before what reads the states
     norm: Any = (
-        None if before else inside.get_submodule(parts["down"].replace("dense", "LayerNorm"))
+        None
+        if before
+        else inside.get_submodule(parts["down"].replace("dense", "LayerNorm"))
     )
     direction = torch.randn(len(mean), generator=draw, dtype=torch.float64)
-    size = 0.3 * (states - states.mean(0)).norm(dim=-1).mean() / (6 if len(ups) == 1 else 36)
+    size = (
+        0.3
+        * (states - states.mean(0)).norm(dim=-1).mean()
+        / (6 if len(ups) == 1 else 36)
+    )
     write = direction / direction.norm()
     if norm is not None:
         write = write / norm.weight.double()

@@ -23,7 +23,9 @@ FAR = 5.0
 FAR_IN_SUBLAYERS = 10.0
 MOST = 1 / 3  # of the rows: more of them are no exceptions
 SAMPLE_TEXTS, SAMPLE_ROWS = 64, 2048  # by which it is measured what is far
-CONSTANT = 1e-5  # a median distance below this share of the median row's length is rounding
+CONSTANT = (
+    1e-5  # a median distance below this share of the median row's length is rounding
+)
 MOSTLY = 0.9
 
 
@@ -96,7 +98,9 @@ class FarSample:
     features: Tensor
 
     @classmethod
-    def of(cls, states: Tensor, first: Tensor, layers: Sequence[int], component: Component) -> Self:
+    def of(
+        cls, states: Tensor, first: Tensor, layers: Sequence[int], component: Component
+    ) -> Self:
         """Look at states (L, N, d), of which `first` (N,) are the first of their texts."""
         reach = Reach.of(states, component)
         far = reach.beyond(states)

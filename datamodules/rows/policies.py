@@ -328,6 +328,8 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 
 def check_component(component: Component) -> None:
     """Raise unless `component` is one that can be read."""
-    from aligners.models.architectures import Component  # here, as it takes seconds to import
+    from aligners.models.architectures import (
+        Component,
+    )  # here, as it takes seconds to import
 
     check_known(get_args(Component), component=component)

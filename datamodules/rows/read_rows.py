@@ -65,7 +65,9 @@ def read_each(
     if stored.pooled:
         return [torch.stack([by_site[site] for site in sites])] * len(each)
     states = {site: at_site[None] for site, at_site in by_site.items()}
-    number = inputs["attention_mask"].flatten().cumsum(0) - 1  # of each position's token in a store
+    number = (
+        inputs["attention_mask"].flatten().cumsum(0) - 1
+    )  # of each position's token in a store
     gathered = []
     for rows in each:
         in_store = replace(rows, index=number[rows.index])
@@ -377,7 +379,9 @@ class PairReader:
         if self.token_pairs is not None:
             rows = self.token_pairs.rows(texts)
             return Prepared(texts, ChosenRows((rows,) * len(self.models)))
-        prepared = Prepared(texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far))
+        prepared = Prepared(
+            texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
+        )
         for kind in others:
             chosen = choose_rows(texts, kind, leave_out_far=self.leave_out_far)
             prepared.others.append(chosen)
@@ -406,7 +410,9 @@ class PairReader:
             batch.whole = self.transform(batch.whole)
         return self.transform(batch)
 
-    def _read_model(self, model: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
+    def _read_model(
+        self, model: int, texts: TextBatch, kinds: Sequence[Rows]
+    ) -> list[Tensor]:
         """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
         frozen = self.models[model]
         inputs = texts.inputs[model]
@@ -443,7 +449,9 @@ class PairReader:
         near.whole = batch
         return near
 
-    def _stacked(self, states: dict[int, Tensor], columns: list[tuple[int, int]]) -> Tensor:
+    def _stacked(
+        self, states: dict[int, Tensor], columns: list[tuple[int, int]]
+    ) -> Tensor:
         """The rows of X, or of Y, at all places: (S, N, d)."""
         only = columns[0][0]
         if columns == [(only, site) for site in self._sites_read[only]]:
@@ -460,7 +468,9 @@ class PairReader:
         self._watch_side("Y", batch.y, self._y)
         self._batches_read += 1
 
-    def _watch_side(self, side: str, values: Tensor, columns: list[tuple[int, int]]) -> None:
+    def _watch_side(
+        self, side: str, values: Tensor, columns: list[tuple[int, int]]
+    ) -> None:
         what = "states" if self.token_pairs is None else "attention weights"
         names = []
         for model, site in columns:

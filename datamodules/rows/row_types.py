@@ -90,7 +90,10 @@ class RowTypes:
 
 
 def types_of(
-    kind: RowKind, data: TokenisedTexts, texts: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
+    kind: RowKind,
+    data: TokenisedTexts,
+    texts: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> RowTypes | None:
     """Find the types of a split's rows, words case folded; None if rows of this kind have no types.
 

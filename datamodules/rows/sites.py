@@ -10,7 +10,10 @@ DEEPEST = 10**6  # blocks that no model has
 
 
 def parse_sites(
-    sites: str | Sequence[str | int], depth_x: int, depth_y: int, component: Component = "residual"
+    sites: str | Sequence[str | int],
+    depth_x: int,
+    depth_y: int,
+    component: Component = "residual",
 ) -> list[tuple[int, int]]:
     """Parse the site pairs that a user wrote.
 
@@ -32,7 +35,9 @@ def parse_sites(
 
 
 def sites_of_each(
-    sites: str | Sequence[str | int], depths: Sequence[int], component: Component = "residual"
+    sites: str | Sequence[str | int],
+    depths: Sequence[int],
+    component: Component = "residual",
 ) -> list[tuple[int, ...]]:
     """Parse what a user wrote for the sites of some models that belong together: one of each model.
 
@@ -67,7 +72,9 @@ def sites_of_each(
     return found
 
 
-def _equal_layers(sites: str, depths: Sequence[int], component: Component) -> list[tuple[int, ...]]:
+def _equal_layers(
+    sites: str, depths: Sequence[int], component: Component
+) -> list[tuple[int, ...]]:
     """The same layers of all models."""
     if len(set(depths)) > 1:
         listed = " and ".join(map(str, depths))

@@ -78,7 +78,9 @@ class TokenPairs:
             return Rows(index, owner, len(counts))
 
         number = owner * length + key
-        target, row, queries = torch.unique(number, return_inverse=True, return_counts=True)
+        target, row, queries = torch.unique(
+            number, return_inverse=True, return_counts=True
+        )
         share = 1 / queries[row].float()
         return Rows(index, target // length, len(counts), share, row)
 

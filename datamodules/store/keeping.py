@@ -12,7 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aligners.datamodules.store.shards import DTYPES, Shard
-from aligners.datamodules.store.stored_states import MANIFEST, USED, Manifest, shard_path
+from aligners.datamodules.store.stored_states import (
+    MANIFEST,
+    USED,
+    Manifest,
+    shard_path,
+)
 from aligners.errors import UserError
 from aligners.files.atomic import remove_unfinished, whole_file
 from aligners.files.sealed import check_sealed, save_sealed

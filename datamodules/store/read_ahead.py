@@ -41,7 +41,11 @@ class TextSpan(NamedTuple):
 
 
 def start_reading(
-    pool: Executor, stored: Sequence[StatesAtSites], batches: Sequence[TextBatch], *, pinned: bool
+    pool: Executor,
+    stored: Sequence[StatesAtSites],
+    batches: Sequence[TextBatch],
+    *,
+    pinned: bool,
 ) -> list[Future]:
     """Give batches their stored rows, which are there once all of the futures are done.
 
@@ -72,7 +76,9 @@ def _attach(
     width = states.manifest.width
     rows = []
     memory = []
-    for _ in sites:  # one by one: the system need not clear memory of this size for every batch
+    for _ in (
+        sites
+    ):  # one by one: the system need not clear memory of this size for every batch
         of_site = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
         rows.append(of_site.view(states.dtype).view(-1, width))
         memory.append(of_site.numpy())
@@ -107,7 +113,9 @@ def _pieces(
         yield shard, piece
 
 
-def _read(states: StoredStates, site: int, place: int, number: int, spans: list[TextSpan]) -> None:
+def _read(
+    states: StoredStates, site: int, place: int, number: int, spans: list[TextSpan]
+) -> None:
     """Read the rows of some texts of one shard, and check those that were not read before.
 
     Raises:
@@ -125,7 +133,9 @@ def _read(states: StoredStates, site: int, place: int, number: int, spans: list[
                 if file.readinto(rows.data) != rows.nbytes:
                     raise OSError(errno.EIO, "it is cut short")
     except OSError as error:
-        raise UserError(damaged(shard.path, f"cannot be read ({error.strerror})")) from error
+        raise UserError(
+            damaged(shard.path, f"cannot be read ({error.strerror})")
+        ) from error
     for span in spans:
         if not checked[span.text]:
             shard.check(span.text - first, span.rows[place].data)
@@ -177,7 +187,9 @@ class StoredLoader(DataLoader):
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
         try:
             for window in self._windows(batches):
-                futures = start_reading(pool, self.stored, window, pinned=self.pin_memory)
+                futures = start_reading(
+                    pool, self.stored, window, pinned=self.pin_memory
+                )
                 reading.append((window, futures))
                 if len(reading) > 1:
                     yield from _finished(*reading.popleft())
@@ -207,7 +219,9 @@ class StoredLoader(DataLoader):
             yield window
 
 
-def _finished(window: list[TextBatch], futures: Sequence[Future]) -> Iterator[TextBatch]:
+def _finished(
+    window: list[TextBatch], futures: Sequence[Future]
+) -> Iterator[TextBatch]:
     """The batches of a window once they are read, each let go of when the next is wanted."""
     for future in futures:
         future.result()

@@ -20,8 +20,16 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what safetensors calls them
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+TYPES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}  # what safetensors calls them
 ALIGNED = 64
 
 
@@ -40,7 +48,12 @@ class ShardWriter:
     """
 
     def __init__(
-        self, file: BinaryIO, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]
+        self,
+        file: BinaryIO,
+        lengths: np.ndarray,
+        width: int,
+        stored_as: str,
+        about: dict[str, str],
     ) -> None:
         self.lengths = lengths.astype("<i4")
         self._crc = np.zeros(len(lengths), dtype="<u4")
@@ -121,7 +134,9 @@ class Shard:
                 rest = int.from_bytes(head, "little") + 8 * texts
                 prefix = head + file.read(min(rest, size))
         except OSError as error:
-            raise UserError(damaged(path, f"cannot be read ({error.strerror})")) from error
+            raise UserError(
+                damaged(path, f"cannot be read ({error.strerror})")
+            ) from error
         if _checksum(prefix) != checksum:
             raise UserError(damaged(path, "does not begin as it was written"))
         about_texts = np.frombuffer(prefix[-8 * texts :], dtype="<u4")
@@ -139,7 +154,10 @@ class Shard:
         """
         if zlib.crc32(rows) != self.crc32[text]:
             raise UserError(
-                damaged(self.path, f"holds other rows of its text number {text} than were written")
+                damaged(
+                    self.path,
+                    f"holds other rows of its text number {text} than were written",
+                )
             )
 
 
@@ -151,13 +169,19 @@ def damaged(path: Path, what: str) -> str:
     )
 
 
-def _header(texts: int, rows: int, width: int, stored_as: str, about: dict[str, str]) -> bytes:
+def _header(
+    texts: int, rows: int, width: int, stored_as: str, about: dict[str, str]
+) -> bytes:
     """The header of a safetensors file: its length, and in JSON which tensors follow."""
     end = 8 * texts + rows * width * DTYPES[stored_as].itemsize
     tensors = {
         "__metadata__": about,
         "lengths": {"dtype": "I32", "shape": [texts], "data_offsets": [0, 4 * texts]},
-        "crc32": {"dtype": "U32", "shape": [texts], "data_offsets": [4 * texts, 8 * texts]},
+        "crc32": {
+            "dtype": "U32",
+            "shape": [texts],
+            "data_offsets": [4 * texts, 8 * texts],
+        },
         "rows": {
             "dtype": TYPES[stored_as],
             "shape": [rows, width],

@@ -122,14 +122,20 @@ class Manifest:
             text = path.read_text(encoding="utf-8")
             written = json.loads(text)["identity"]["format"]
             if written != FORMAT:
-                raise ValueError(f"its format is {written}: another version of aligners wrote it")
+                raise ValueError(
+                    f"its format is {written}: another version of aligners wrote it"
+                )
             held = read_sealed_json(text)
             held["identity"] = StateIdentity(**held["identity"])
             if held["identity"].name != folder.name:
-                raise ValueError(f"it describes the states of the folder {held['identity'].name}")
+                raise ValueError(
+                    f"it describes the states of the folder {held['identity'].name}"
+                )
             manifest = cls(**{**held, "sites": {}})
             for site, shards in held["sites"].items():
-                manifest.sites[int(site)] = {int(number): shards[number] for number in shards}
+                manifest.sites[int(site)] = {
+                    int(number): shards[number] for number in shards
+                }
             return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(

@@ -23,7 +23,13 @@ from aligners.datamodules.rows.policies import RowKind, policy_of, select_rows
 from aligners.datamodules.rows.read_rows import read_rows
 from aligners.datamodules.store.read_ahead import StatesAtSites
 from aligners.datamodules.store.shards import ShardWriter
-from aligners.datamodules.store.stored_states import DTYPES, USED, StoredStates, name_of, shard_path
+from aligners.datamodules.store.stored_states import (
+    DTYPES,
+    USED,
+    StoredStates,
+    name_of,
+    shard_path,
+)
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known
 from aligners.files.atomic import check_folder, let_write, whole_file
@@ -38,7 +44,9 @@ MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32
 
 
 def write_missing(
-    states: StoredStates, sites: Sequence[int], progress: Callable[[int], None] = lambda rows: None
+    states: StoredStates,
+    sites: Sequence[int],
+    progress: Callable[[int], None] = lambda rows: None,
 ) -> None:
     """Write the shards that are missing at some sites; when this returns, all of them are there.
 
@@ -60,7 +68,8 @@ def write_missing(
             waiting.append(shard)
     if waiting:
         rank_zero_only(print)(
-            f"Waiting for others to write {len(waiting)} shards of {states.model.name}.", flush=True
+            f"Waiting for others to write {len(waiting)} shards of {states.model.name}.",
+            flush=True,
         )
     for shard in waiting:
         with states.lock(f"{shard:05d}"):
@@ -69,7 +78,10 @@ def write_missing(
 
 
 def _write(
-    states: StoredStates, shard: int, sites: Sequence[int], progress: Callable[[int], None]
+    states: StoredStates,
+    shard: int,
+    sites: Sequence[int],
+    progress: Callable[[int], None],
 ) -> None:
     """Write one shard at those sites where it is still missing. Its lock is held."""
     states.reload()
@@ -79,7 +91,9 @@ def _write(
         progress(states.manifest.rows[shard])
         return
     with ExitStack() as files:
-        writers = [files.enter_context(_writer(states, site, shard)) for site in missing]
+        writers = [
+            files.enter_context(_writer(states, site, shard)) for site in missing
+        ]
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing).view(torch.uint8)
             counts = states.lengths[chosen].tolist()
@@ -97,7 +111,9 @@ def _writer(states: StoredStates, site: int, shard: int) -> Iterator[ShardWriter
     about = {"store": states.identity.name, "site": str(site), "shard": str(shard)}
     try:
         with whole_file(path) as unfinished, unfinished.open("wb") as file:
-            yield ShardWriter(file, lengths, states.manifest.width, states.identity.kept_as, about)
+            yield ShardWriter(
+                file, lengths, states.manifest.width, states.identity.kept_as, about
+            )
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -130,7 +146,9 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
         policy = policy_of(states.kind.policy)
         pooled = policy.choose(batch, states.place, states.kind.special_tokens)
         stored = StoredRows(tuple(sites), list(values))
-        values = read_rows(states.model, inputs, sites, pooled.to(device), stored=stored)
+        values = read_rows(
+            states.model, inputs, sites, pooled.to(device), stored=stored
+        )
     return values.cpu()
 
 
@@ -180,11 +198,15 @@ class Stores:
         rows: which rows are written: every token, or one a text where no more is read.
     """
 
-    def __init__(self, folder: Path, dtype: str | None, rows: KeptRows = "tokens") -> None:
+    def __init__(
+        self, folder: Path, dtype: str | None, rows: KeptRows = "tokens"
+    ) -> None:
         self.folder = folder
         self.dtype = dtype
         self.rows = rows
-        self._known: dict[tuple[FrozenModel, str, str, RowKind | None], StoredStates] = {}
+        self._known: dict[
+            tuple[FrozenModel, str, str, RowKind | None], StoredStates
+        ] = {}
         self._read: dict[StoredStates, None] = {}
 
     @property
@@ -193,7 +215,10 @@ class Stores:
         return [states.folder for states in self._read]
 
     def complete(
-        self, reader: Reader, splits: Sequence[TokenisedTexts], sites: Sequence[Sequence[int]]
+        self,
+        reader: Reader,
+        splits: Sequence[TokenisedTexts],
+        sites: Sequence[Sequence[int]],
     ) -> list[list[StatesAtSites]]:
         """Write the states that are missing, after announcing their size; all ranks take part.
 
@@ -211,7 +236,9 @@ class Stores:
             ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
             OSError: something cannot be written.
         """
-        let_write(self.folder)  # moments are kept there even where no states are missing
+        let_write(
+            self.folder
+        )  # moments are kept there even where no states are missing
         by_split = [self._open(reader, data, sites) for data in splits]
         every: list[StatesAtSites] = []
         for stored in by_split:
@@ -240,7 +267,9 @@ class Stores:
         device = None
         if trainer is not None:
             device = trainer.strategy.root_device
-        with Progress(transient=True, disable=trainer is None or hidden(trainer)) as bar:
+        with Progress(
+            transient=True, disable=trainer is None or hidden(trainer)
+        ) as bar:
             task = bar.add_task("Writing states", total=rows)
             for states, sites in every:
                 with reader.frozen_models.running(states.model, device):
@@ -263,7 +292,11 @@ class Stores:
         return stored
 
     def _choose(
-        self, reader: Reader, model: FrozenModel, data: TokenisedTexts, sites: Sequence[int]
+        self,
+        reader: Reader,
+        model: FrozenModel,
+        data: TokenisedTexts,
+        sites: Sequence[int],
     ) -> StoredStates | None:
         """The states to read: those that are there, or else those to write; None: the model runs."""
         kinds = reader.kinds_read
@@ -279,7 +312,11 @@ class Stores:
         return tokens if self.rows == "tokens" else pooled
 
     def _states(
-        self, reader: Reader, model: FrozenModel, data: TokenisedTexts, kind: RowKind | None
+        self,
+        reader: Reader,
+        model: FrozenModel,
+        data: TokenisedTexts,
+        kind: RowKind | None,
     ) -> StoredStates:
         """The states of a model on some texts, made once."""
         place = reader.frozen_models.loaded.index(model)
@@ -292,7 +329,9 @@ class Stores:
             )
         return self._known[key]
 
-    def _announce(self, missing: Mapping[StoredStates, Mapping[int, Sequence[int]]]) -> None:
+    def _announce(
+        self, missing: Mapping[StoredStates, Mapping[int, Sequence[int]]]
+    ) -> None:
         """Say how much will be written.
 
         Args:

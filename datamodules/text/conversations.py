@@ -52,8 +52,15 @@ def template_of(
         tokenizer = copy(next(iter(found.values())))
         tokenizer.chat_template = Path(chosen).read_text(encoding="utf-8")
         found = {chosen: tokenizer}
-    having = {name: of for name, of in found.items() if of.chat_template and chosen in (None, name)}
-    if len({str([of.chat_template, of.special_tokens_map]) for of in having.values()}) != 1:
+    having = {
+        name: of
+        for name, of in found.items()
+        if of.chat_template and chosen in (None, name)
+    }
+    if (
+        len({str([of.chat_template, of.special_tokens_map]) for of in having.values()})
+        != 1
+    ):
         got = (
             f"different ones of {' and '.join(having)}"
             if having
@@ -66,7 +73,9 @@ def template_of(
     return next(iter(having.items()))
 
 
-def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Any:
+def rendered(
+    table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> Any:
     """A table, or a stream of rows, with texts in place of conversations.
 
     Raises:
@@ -85,8 +94,13 @@ def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerB
             tokenizer.chat_template,
             str(tokenizer.special_tokens_map),
         ]
-        options = {"new_fingerprint": Hasher.hash(decides), "desc": "Rendering conversations"}
-    if table.features is not None:  # which would make texts be kept as what the conversations were
+        options = {
+            "new_fingerprint": Hasher.hash(decides),
+            "desc": "Rendering conversations",
+        }
+    if (
+        table.features is not None
+    ):  # which would make texts be kept as what the conversations were
         kinds = {name: datasets.Value("string") for name in columns}
         options["features"] = datasets.Features({**table.features, **kinds})
     render = partial(_texts, columns=columns, tokenizer=tokenizer)
@@ -98,13 +112,17 @@ def written_tokens(split: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[i
     special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
     return (
         special
-        if set(special) & set(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"])
+        if set(special)
+        & set(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"])
         else []
     )
 
 
 def _texts(
-    row: Mapping[str, Any], number: int, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    row: Mapping[str, Any],
+    number: int,
+    columns: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
     try:
         return {name: _text(row[name], tokenizer) for name in columns}

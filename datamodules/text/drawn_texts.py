@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 SPLITS, ABOUT = ("fit", "validation", "test"), "about.json"
 
 
-def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[], Texts]) -> Texts:
+def drawn_once(
+    source: TextSource, tables: Sequence[Dataset], draw: Callable[[], Texts]
+) -> Texts:
     """The texts that are drawn from tables, of the folder `texts` of the cache if they were drawn before.
 
     Their folder is named by a hash of the source's options, of this code, and of the fingerprints by which `datasets`
@@ -50,21 +52,36 @@ def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[],
         *([table._fingerprint, str(table.features)] for table in tables),
     ]
     place = (
-        folder / blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=16).hexdigest()
+        folder
+        / blake2b(
+            json.dumps(decides, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
     )
-    with FileLock(place.with_suffix(".lock")):  # of several cells that begin together, one draws
+    with FileLock(
+        place.with_suffix(".lock")
+    ):  # of several cells that begin together, one draws
         if not place.is_dir():
             texts = draw()
             with whole_folder(place) as unfinished:
                 for name in SPLITS:
-                    if len(split := getattr(texts, name)):  # none is written without rows
+                    if len(
+                        split := getattr(texts, name)
+                    ):  # none is written without rows
                         split.save_to_disk(unfinished / name)
-                write_text(unfinished / ABOUT, json.dumps([texts.label_names, texts.origin]))
+                write_text(
+                    unfinished / ABOUT, json.dumps([texts.label_names, texts.origin])
+                )
     names, origin = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-    splits = {name: load_from_disk(str(place / name)) for name in SPLITS if (place / name).is_dir()}
+    splits = {
+        name: load_from_disk(str(place / name))
+        for name in SPLITS
+        if (place / name).is_dir()
+    }
     none = splits["fit"].select([])  # there are always texts to fit on
     return Texts(
-        **{name: splits.get(name, none) for name in SPLITS}, label_names=names, origin=origin
+        **{name: splits.get(name, none) for name in SPLITS},
+        label_names=names,
+        origin=origin,
     )
 
 

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Say = Callable[[str], None]  # takes a sentence that begins with "Caution: "
-MISSING = (
-    -1
-)  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
-NO_NUMBER = {"na", "n/a", "nan", "null", "none"}  # as R and Python write a number that is missing
+MISSING = -1  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
+NO_NUMBER = {
+    "na",
+    "n/a",
+    "nan",
+    "null",
+    "none",
+}  # as R and Python write a number that is missing
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 FEW = 20  # different numbers that may be classes
 
@@ -52,9 +56,13 @@ class LabelColumn:
         if self.written is not None:
             return [self.written.get(value or "", MISSING) for value in values]
         if self.dtype == "int64":
-            return [MISSING if self.lacks(value) else int(float(value)) for value in values]
+            return [
+                MISSING if self.lacks(value) else int(float(value)) for value in values
+            ]
         numbers = [math.nan if self.lacks(value) else float(value) for value in values]
-        return [math.nan] * len(numbers) if set(numbers) == {float(MISSING)} else numbers
+        return (
+            [math.nan] * len(numbers) if set(numbers) == {float(MISSING)} else numbers
+        )
 
     def lacks(self, value: Any) -> bool:
         """Whether a value of the column is no label."""
@@ -106,14 +114,18 @@ def _check_kind(feature: Any, column: str, source: str) -> None:
     known = ("bool", "string", "large_string", "int", "uint", "float", "double", "null")
     if getattr(feature, "dtype", "").startswith(known) and not is_mixed(feature):
         return
-    held = "values of several kinds: write all of them alike" if is_mixed(feature) else feature
-    expected = (
-        f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}"
+    held = (
+        "values of several kinds: write all of them alike"
+        if is_mixed(feature)
+        else feature
     )
+    expected = f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}"
     raise UserError(f"{expected}, but it holds {held}.")
 
 
-def _label_column(column: str, values: Sequence[Any], source: str, say: Say) -> LabelColumn:
+def _label_column(
+    column: str, values: Sequence[Any], source: str, say: Say
+) -> LabelColumn:
     """How the values of a column, not all of the same kind, become labels."""
     missing = _words_for_none(values)
     if missing:
@@ -161,10 +173,14 @@ def _named_classes(column: str, present: Sequence[Any], source: str) -> LabelCol
             f"Expected numbers with decimal points in column {column!r} (`label_column`) of {source!r}, but got "
             f"{names[0]!r}. Write {names[0].replace(',', '.')!r}."
         )
-    return LabelColumn(column, names, "int64", {name: number for number, name in enumerate(names)})
+    return LabelColumn(
+        column, names, "int64", {name: number for number, name in enumerate(names)}
+    )
 
 
-def _say_minus_one(labels: LabelColumn, values: Sequence[Any], source: str, say: Say) -> None:
+def _say_minus_one(
+    labels: LabelColumn, values: Sequence[Any], source: str, say: Say
+) -> None:
     """Say that -1 counts as no label where other labels stand beside it: it could be a class."""
     classes = labels.labels(values)
     rows = [
@@ -219,7 +235,9 @@ def check_labelled(
 
 
 def _absent(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    return (
+        value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    )
 
 
 def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] | None:
@@ -337,7 +355,12 @@ def in_words(
 
 
 def by_number(
-    head: Sequence[str], names: Sequence[str] | None, classes: int, *, model: str, source: str
+    head: Sequence[str],
+    names: Sequence[str] | None,
+    classes: int,
+    *,
+    model: str,
+    source: str,
 ) -> str | None:
     """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
 
@@ -348,12 +371,17 @@ def by_number(
         model: whose head it is.
         source: where the texts come from.
     """
-    sides = {"the head names": numbered(head, classes), "the texts name": numbered(names, classes)}
+    sides = {
+        "the head names": numbered(head, classes),
+        "the texts name": numbered(names, classes),
+    }
     named = [side for side, numbers in sides.items() if numbers is None]
     if len(named) != 1:
         return None
     order = _order(head, names, classes) or range(classes)
-    taken = {names[k] if names else str(k): head[place] for k, place in enumerate(order)}
+    taken = {
+        names[k] if names else str(k): head[place] for k, place in enumerate(order)
+    }
     return (
         f"Caution: the classes of the texts of {source!r} and of the head of {model} were matched by number, as only "
         f"{named[0]} them: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, "
@@ -361,7 +389,9 @@ def by_number(
     )
 
 
-def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> list[int] | None:
+def _order(
+    head: Sequence[str], names: Sequence[str] | None, classes: int
+) -> list[int] | None:
     """Find the place in the head of each class of the texts; None if the names do not tell."""
     if len(head) != classes:
         return None
@@ -370,8 +400,15 @@ def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> li
         return [numbers.index(k) for k in text_numbers or range(classes)]
     if text_numbers is not None:
         return text_numbers  # the texts' numbers are the head's
-    plain, wanted = [_plain(name) for name in head], [_plain(name) for name in names or ()]
-    return [plain.index(name) for name in wanted] if sorted(plain) == sorted(set(wanted)) else None
+    plain, wanted = (
+        [_plain(name) for name in head],
+        [_plain(name) for name in names or ()],
+    )
+    return (
+        [plain.index(name) for name in wanted]
+        if sorted(plain) == sorted(set(wanted))
+        else None
+    )
 
 
 def _plain(name: str) -> str:
@@ -379,7 +416,11 @@ def _plain(name: str) -> str:
 
 
 def _given(
-    given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str
+    given: GivenMap,
+    head: Sequence[str],
+    names: Sequence[str] | None,
+    classes: int,
+    model: str,
 ) -> ClassMap:
     groups: dict[int | None, tuple[Any, ...]] = {}
     for key, value in given.items():
@@ -403,7 +444,9 @@ def _given(
     return tuple(groups[k] for k in range(classes))
 
 
-def _number(written: int | str, names: Sequence[str] | None, classes: int) -> int | None:
+def _number(
+    written: int | str, names: Sequence[str] | None, classes: int
+) -> int | None:
     """Find the class that a user means by a name or number; None if there is none."""
     plain = [_plain(name) for name in names or ()]
     if isinstance(written, str):

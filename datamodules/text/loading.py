@@ -9,7 +9,12 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
+from aligners.datamodules.text.annotated.sentence import (
+    ANNOTATION,
+    ANSWERS,
+    CHOICE,
+    QUESTION,
+)
 from aligners.datamodules.text.conversations import (
     Tokenizers,
     holds_conversations,
@@ -34,7 +39,9 @@ if TYPE_CHECKING:
 def text_key(parts: Sequence[str | None], seed: int) -> int:
     """Hash a text to [0, 2^128), regardless of case and white space."""
     secret = seed.to_bytes(8, "little", signed=True)
-    return int.from_bytes(blake2b(plain_text(parts), key=secret, digest_size=16).digest(), "big")
+    return int.from_bytes(
+        blake2b(plain_text(parts), key=secret, digest_size=16).digest(), "big"
+    )
 
 
 def split_shares(source: TextSource, *, draw_test: bool) -> dict[str, float]:
@@ -48,7 +55,11 @@ def split_of(key: int, shares: dict[str, float]) -> str:
     """The split of a text with this key."""
     place, test = key / 2**128, shares.get("test", 0.0)
     return (
-        "test" if place < test else "validation" if place < test + shares["validation"] else "fit"
+        "test"
+        if place < test
+        else "validation"
+        if place < test + shares["validation"]
+        else "fit"
     )
 
 
@@ -58,7 +69,10 @@ PEEKED = 100  # rows that show which columns a stream has and what they hold
 def _streamed(stream: IterableDataset, source: TextSource) -> Iterator[dict[str, Any]]:
     try:
         yield from stream
-    except (ValueError, OSError) as error:  # what the readers of datasets raise for a damaged file
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # what the readers of datasets raise for a damaged file
         raise UserError(
             f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}"
         ) from error
@@ -69,9 +83,12 @@ def _table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
 
     if not rows:
         return Dataset.from_dict({})
-    known = stream.features  # of Parquet and of most data sets on the Hub; not of CSV and JSON
+    known = (
+        stream.features
+    )  # of Parquet and of most data sets on the Hub; not of CSV and JSON
     return Dataset.from_list(
-        rows, None if known is None else Features({name: known[name] for name in rows[0]})
+        rows,
+        None if known is None else Features({name: known[name] for name in rows[0]}),
     )
 
 
@@ -93,7 +110,9 @@ def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Text
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
     tables, columns, label, origin = _read(source, tokenizers)
-    return drawn_once(source, tables, lambda: _divide(source, tables, columns, label, origin))
+    return drawn_once(
+        source, tables, lambda: _divide(source, tables, columns, label, origin)
+    )
 
 
 def _divide(
@@ -107,7 +126,10 @@ def _divide(
     for table in tables:
         _check_columns(table, columns, label, source)
     said = list(origin.get("cautions", ()))
-    labels, official = read_labels(tables, label, source.source, said.append), len(tables) == 2
+    labels, official = (
+        read_labels(tables, label, source.source, said.append),
+        len(tables) == 2,
+    )
     if said:
         origin["cautions"] = said
     keys = [_keys(table, columns, source.seed) for table in tables]
@@ -117,9 +139,12 @@ def _divide(
     firsts = [_first_of_each(*of) for of in zip(kept, keys, asked, strict=True)]
     once = firsts if source.deduplicate else kept
     held = {keys[1][row] for row in kept[1]} if official else set()
-    free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
+    free = [
+        row for row in once[0] if keys[0][row] not in held or not source.deduplicate
+    ]
     members = {
-        name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares
+        name: [row for row in free if split_of(keys[0][row], shares) == name]
+        for name in shares
     }
     if official:
         members["test"] = once[1]
@@ -128,7 +153,13 @@ def _divide(
         place = int(official and name == "test")
         further = first if place and first is not None else len(keys[place])
         rows = _some(
-            name, rows, keys[place], asked[place], source, held if not place else set(), further
+            name,
+            rows,
+            keys[place],
+            asked[place],
+            source,
+            held if not place else set(),
+            further,
         )
         if further < len(keys[place]):
             origin["filled"] = {
@@ -153,9 +184,14 @@ def _divide(
         "dropped_as_held_out": len(once[0]) - len(free),
         "hashes": {name: _hash(split) for name, split in chosen.items()},
     }
-    names, usual = labels.names if labels is not None else None, known_source(source).label_names
+    names, usual = (
+        labels.names if labels is not None else None,
+        known_source(source).label_names,
+    )
     return Texts(
-        **chosen, label_names=list(usual) if names is None and usual else names, origin=origin
+        **chosen,
+        label_names=list(usual) if names is None and usual else names,
+        origin=origin,
     )
 
 
@@ -188,21 +224,27 @@ def _read(
     begun = tables
     if source.streaming:
         begun = [
-            _table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables
+            _table(list(islice(_streamed(stream, source), PEEKED)), stream)
+            for stream in tables
         ]
     for beginning, name in zip(begun, (source.source, held_out), strict=False):
         if len(beginning) == 0:
             raise UserError(
                 f"Expected texts in {name!r} (`source` or `held_out`), but it has none."
             )
-    usual = known.label_column or ("label" if "label" in begun[0].column_names else None)
+    usual = known.label_column or (
+        "label" if "label" in begun[0].column_names else None
+    )
     label = usual if source.label_column is None else source.label_column
     columns = _text_columns(begun[0], label, source)
     talks = [name for name in columns if holds_conversations(begun[0], name)]
     if talks:
-        filled["chat_template"], renderer = template_of(source.chat_template, tokenizers)
+        filled["chat_template"], renderer = template_of(
+            source.chat_template, tokenizers
+        )
         begun, tables = (
-            [rendered(table, talks, renderer) for table in some] for some in (begun, tables)
+            [rendered(table, talks, renderer) for table in some]
+            for some in (begun, tables)
         )
     drawn = held_out is None
     others = [
@@ -214,7 +256,9 @@ def _read(
         **{name: getattr(source, name) for name in ("source", "subset", "revision")},
         "text_columns": columns,
         "label_column": label,
-        "split": "by a keyed hash of the text" if drawn else f"test: {held_out}; rest by hash",
+        "split": "by a keyed hash of the text"
+        if drawn
+        else f"test: {held_out}; rest by hash",
         **({"where": source.where} if source.where else {}),
         **{name: getattr(source, name) for name in ("seed", "validation_share")},
         **({"test_share": source.test_share} if drawn else {}),
@@ -225,12 +269,17 @@ def _read(
     if source.streaming:
         for beginning in begun:
             _check_columns(beginning, columns, label, source)
-        tables, origin["streamed_rows_read"] = _read_streams(tables, columns, label, source)
+        tables, origin["streamed_rows_read"] = _read_streams(
+            tables, columns, label, source
+        )
     return tables, columns, label, origin
 
 
 def _read_streams(
-    streams: list[IterableDataset], columns: list[str], label: str | None, source: TextSource
+    streams: list[IterableDataset],
+    columns: list[str],
+    label: str | None,
+    source: TextSource,
 ) -> tuple[list[Dataset], dict[str, int]]:
     """Read streams until each split has its texts: their rows, and how many were read for which split.
 
@@ -254,7 +303,9 @@ def _read_streams(
                     continue
                 left[name] -= 1
                 taken.add(key)
-            rows.append({name: row[name] for name in (*columns, *([label] if label else []))})
+            rows.append(
+                {name: row[name] for name in (*columns, *([label] if label else []))}
+            )
             if not any(left.values()):
                 break
         return _table(rows, stream), read
@@ -274,7 +325,9 @@ def _read_streams(
         name: min(math.ceil(most * share / largest), source.most(name) or 0)
         for name, share in shares.items()
     }
-    first, count["fit"] = first_texts(streams[0], wanted, lambda key: split_of(key, shares))
+    first, count["fit"] = first_texts(
+        streams[0], wanted, lambda key: split_of(key, shares)
+    )
     return [first, *held], count
 
 
@@ -294,7 +347,10 @@ def _some(
     Raises:
         ValueError: there is none, though some are wanted.
     """
-    most, ordered = source.most(name), sorted(rows, key=lambda row: (row >= further, keys[row]))
+    most, ordered = (
+        source.most(name),
+        sorted(rows, key=lambda row: (row >= further, keys[row])),
+    )
     cut = set() if most is None else {asked[row] for row in ordered[most:]}
     chosen = [row for row in rows if asked[row] not in cut]
     if not chosen and (name != "validation" or source.validation_share):
@@ -316,7 +372,11 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
         return list(QUESTION)
     others = [name for name in table.column_names if name not in (label, ANNOTATION)]
-    names = [name for name in others if _is_text(table, name) or holds_conversations(table, name)]
+    names = [
+        name
+        for name in others
+        if _is_text(table, name) or holds_conversations(table, name)
+    ]
     if len(names) != 1:
         held = [
             name if _is_text(table, name) else f"{name} ({_held(table, name)})"
@@ -330,7 +390,11 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
 
 
 def _is_text(table: Dataset, name: str) -> bool:
-    return getattr(table.features[name], "dtype", None) in ("string", "large_string", "string_view")
+    return getattr(table.features[name], "dtype", None) in (
+        "string",
+        "large_string",
+        "string_view",
+    )
 
 
 def _held(table: Dataset, name: str) -> str:
@@ -348,7 +412,9 @@ def _check_columns(
 ) -> None:
     """Raise unless every column exists and every row has a text."""
     missing = [
-        name for name in [*columns, label] if name is not None and name not in table.column_names
+        name
+        for name in [*columns, label]
+        if name is not None and name not in table.column_names
     ]
     if missing:
         raise UserError(
@@ -405,17 +471,23 @@ def _rows_where(table: Dataset, source: TextSource) -> list[int]:
             table.features[name], "int2str", str
         )  # of classes on the Hub, which are stored as numbers
         values = {wanted} if isinstance(wanted, str) else set(wanted)
-        rows &= {row for row, value in enumerate(table[name][:]) if written(value) in values}
+        rows &= {
+            row for row, value in enumerate(table[name][:]) if written(value) in values
+        }
     return sorted(rows)
 
 
-def _first_of_each(rows: Sequence[int], keys: list[int], asked: Sequence[Any]) -> list[int]:
+def _first_of_each(
+    rows: Sequence[int], keys: list[int], asked: Sequence[Any]
+) -> list[int]:
     """The rows of the first text, or of the first question, that has each key."""
     first = {keys[row]: asked[row] for row in reversed(rows)}
     return [row for row in rows if asked[row] == first[keys[row]]]
 
 
-def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
+def _normalised(
+    table: Dataset, columns: list[str], labels: LabelColumn | None
+) -> Dataset:
     """Rename the columns to those of `Texts`, and convert the labels."""
     from datasets import Dataset, Features, Value
 
@@ -423,7 +495,9 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     if len(columns) == 2:
         features["text_pair"] = Value("string")
     answered = [ANSWERS] if columns == QUESTION else []
-    extra = [name for name in (ANNOTATION, CHOICE, *answered) if name in table.column_names]
+    extra = [
+        name for name in (ANNOTATION, CHOICE, *answered) if name in table.column_names
+    ]
     features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(

@@ -30,7 +30,9 @@ LONG_NAME = 5  # words; names of columns are rarely so long
 logger = logging.getLogger(__name__)
 
 
-def reader_options(path: Path, usual: str, say: Say, *, streaming: bool = False) -> dict[str, Any]:
+def reader_options(
+    path: Path, usual: str, say: Say, *, streaming: bool = False
+) -> dict[str, Any]:
     """Find out how `datasets` has to read a file of separated values.
 
     Args:
@@ -248,7 +250,11 @@ def _quoted(file: _File, quoted_names: bool, say: Say) -> _Found | None:
     if broken is None and found.several is None:
         return found
     where = found.several.first if broken is None and found.several else broken
-    if not quoted_names and len(found.names) > 1 and file.even_without_quotes(len(found.names)):
+    if (
+        not quoted_names
+        and len(found.names) > 1
+        and file.even_without_quotes(len(found.names))
+    ):
         say(
             f"Caution: the quotation marks of {file.path}, as in line {where}, are read as characters like any other: "
             f"so every line is a row of {len(found.names)} values, which with quotations it is not."
@@ -311,7 +317,9 @@ def _check_names(file: _File, found: _Found, say: Say) -> None:
             f"Expected a name of its own for each column of {file.path}, but two of its first line are {double!r}. "
             "Rename one of them."
         )
-    if names == [str(number) for number in range(len(names))]:  # as pandas names columns
+    if names == [
+        str(number) for number in range(len(names))
+    ]:  # as pandas names columns
         return
     for place, name in enumerate(found.names):
         values = [row.values[place] for row in found.sample if place < len(row.values)]
@@ -333,7 +341,9 @@ def _is_value(name: str, values: list[str]) -> bool:
     count = sum(value.strip() == name for value in values)
     if count >= 2 and count >= CLASS_SHARE * len(values):
         return True
-    return "." in name and _is_number(name) and all(map(_is_number, filter(None, values)))
+    return (
+        "." in name and _is_number(name) and all(map(_is_number, filter(None, values)))
+    )
 
 
 def _is_number(value: str) -> bool:

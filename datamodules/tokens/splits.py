@@ -41,7 +41,10 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
         ValueError: the tokenizer has neither.
     """
     for kind in ("eos", "sep"):
-        token, number = getattr(tokenizer, f"{kind}_token"), getattr(tokenizer, f"{kind}_token_id")
+        token, number = (
+            getattr(tokenizer, f"{kind}_token"),
+            getattr(tokenizer, f"{kind}_token_id"),
+        )
         if token is not None and number is not None:
             return token, number
     raise UserError(
@@ -51,7 +54,11 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
 
 
 def pack(
-    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int, *, name: str = "given"
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    *,
+    name: str = "given",
 ) -> tuple[datasets.Dataset, dict[str, Any]]:
     """Lay the texts of a split end to end and cut them into sequences of `length` tokens.
 
@@ -113,7 +120,11 @@ def _documents(
 
     described = [describe_tokenizer(tokenizer), type(tokenizer).__name__]
     features = Features(
-        {"input_ids": List(Value("int32")), "length": Value("int64"), "bytes": Value("int64")}
+        {
+            "input_ids": List(Value("int32")),
+            "length": Value("int64"),
+            "bytes": Value("int64"),
+        }
     )
     return split.map(
         _whole_texts,
@@ -137,7 +148,9 @@ def _whole_texts(
     }
 
 
-def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> datasets.Dataset:
+def _sequences(
+    documents: datasets.Dataset, sizes: np.ndarray, length: int
+) -> datasets.Dataset:
     """Cut documents of these sizes, laid end to end, into rows of `length` tokens."""
     import datasets
 
@@ -147,7 +160,8 @@ def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> d
     ends[np.cumsum(sizes) - 1] = 1
     flat = {"input_ids": ids, "special_tokens_mask": ends}
     columns = {
-        name: values[: count * length].reshape(count, length) for name, values in flat.items()
+        name: values[: count * length].reshape(count, length)
+        for name, values in flat.items()
     }
     return datasets.Dataset.from_dict(
         columns | {"length": np.full(count, length), "id": np.arange(count)}
@@ -190,7 +204,9 @@ class TokenisedSplits:
                 next(i for i, b in enumerate(self.tokenizers) if same_tokenizer(a, b))
                 for a in self.tokenizers
             ]
-            tables = {i: self._table(name, self.tokenizers[i]) for i in sorted(set(first))}
+            tables = {
+                i: self._table(name, self.tokenizers[i]) for i in sorted(set(first))
+            }
             data = TokenisedTexts([tables[i] for i in first], self.tokenizers)
             data.check_vocabulary(self.models, name)
             if data.words is not None and data.words_used != data.words:
@@ -201,7 +217,9 @@ class TokenisedSplits:
             self._made[name] = data
         return self._made[name]
 
-    def _table(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> datasets.Dataset:
+    def _table(
+        self, name: Split, tokenizer: PreTrainedTokenizerBase
+    ) -> datasets.Dataset:
         texts = getattr(self.texts, name)
         if not len(texts):
             raise UserError(
@@ -216,14 +234,19 @@ class TokenisedSplits:
                 words=self.words,
                 written=self._written(name, tokenizer),
             )
-        sequences, self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
+        sequences, self._packed[name] = pack(
+            texts, tokenizer, self.max_length, name=name
+        )
         return sequences
 
     def describe(self) -> dict[str, Any]:
         """Describe the splits read so far: how many words all models have in full, and what was packed."""
-        with_words = ((name, data) for name, data in self._made.items() if data.words is not None)
+        with_words = (
+            (name, data) for name, data in self._made.items() if data.words is not None
+        )
         coverage = {
-            name: {"words": data.words, "used": data.words_used} for name, data in with_words
+            name: {"words": data.words, "used": data.words_used}
+            for name, data in with_words
         }
         return ({"words": coverage} if self.words else {}) | (
             {"packed": dict(self._packed)} if self.packed else {}
@@ -241,7 +264,11 @@ class TokenisedSplits:
             return self._packed[name]["bytes"] / self._packed[name]["tokens"]
         split, tokenizer = getattr(self.texts, name), self.tokenizers[-1]
         return bytes_per_token(
-            split, data.tables[-1], tokenizer, self.max_length, self._written(name, tokenizer)
+            split,
+            data.tables[-1],
+            tokenizer,
+            self.max_length,
+            self._written(name, tokenizer),
         )
 
     def _written(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -273,8 +300,12 @@ def bytes_per_token(
     Raises:
         ValueError: texts were cut, and the tokenizer does not say where in a text its tokens lie.
     """
-    parts = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
-    special = flatten_column(tokens.with_format("arrow")[:].column("special_tokens_mask"))
+    parts = [
+        split[name][:] for name in ("text", "text_pair") if name in split.column_names
+    ]
+    special = flatten_column(
+        tokens.with_format("arrow")[:].column("special_tokens_mask")
+    )
     count = len(special) if written else int((special == 0).sum())
     full = np.flatnonzero(np.asarray(tokens["length"][:]) >= max_length)
     if len(full) and not tokenizer.is_fast:
@@ -287,7 +318,11 @@ def bytes_per_token(
     for row in full:
         texts = [part[row] for part in parts]
         size -= sum(len(text.encode()) for text in texts)
-        options = {"truncation": True, "max_length": max_length, "add_special_tokens": not written}
+        options = {
+            "truncation": True,
+            "max_length": max_length,
+            "add_special_tokens": not written,
+        }
         [encoding] = tokenizer(*([text] for text in texts), **options).encodings
         for number, text in enumerate(texts):
             spans = [
@@ -296,5 +331,7 @@ def bytes_per_token(
                 if of == number
             ]
             if spans:
-                size += len(text[min(a for a, _ in spans) : max(b for _, b in spans)].encode())
+                size += len(
+                    text[min(a for a, _ in spans) : max(b for _, b in spans)].encode()
+                )
     return size / count

@@ -81,7 +81,9 @@ class _Table:
         parts = list(chain.from_iterable(texts))
         lengths = np.array([len(part) + 1 for part in parts])
         start = np.cumsum(lengths) - lengths
-        flat = "".join(f"{part} " for part in parts).encode("utf-32-le", "surrogatepass")
+        flat = "".join(f"{part} " for part in parts).encode(
+            "utf-32-le", "surrogatepass"
+        )
         word = ~np.isin(np.frombuffer(flat, dtype=np.uint32), WHITE_SPACE)
         before = np.concatenate([[False], word[:-1]])
         # At place i, between the characters i - 1 and i: words that begin before it, words that are over by it.
@@ -99,7 +101,8 @@ class _Table:
             [pair for one in encodings for pair in one.offsets], dtype=np.int64
         ).reshape(-1, 2)
         part = np.array(
-            [-1 if p is None else p for one in encodings for p in one.sequence_ids], dtype=np.int64
+            [-1 if p is None else p for one in encodings for p in one.sequence_ids],
+            dtype=np.int64,
         )
         begin, end = self._start[owner, part] + offsets.T
         first, last = self._over[begin], self._begun[end] - 1
@@ -158,7 +161,9 @@ def tokenise(
         _tokens,
         batched=True,
         remove_columns=[
-            column for column in split.column_names if column not in ("id", "label", CHOICE)
+            column
+            for column in split.column_names
+            if column not in ("id", "label", CHOICE)
         ],
         fn_kwargs={
             "tokenizer": tokenizer,
@@ -258,7 +263,9 @@ def _ids_of(
 ) -> list[Any]:
     """Tokens of some texts, which of them are special, and their types, which are 0 where there are none."""
     cut = {"truncation": True, "max_length": max_length}
-    encoded = tokenizer(*parts, **cut, return_special_tokens_mask=True, return_attention_mask=False)
+    encoded = tokenizer(
+        *parts, **cut, return_special_tokens_mask=True, return_attention_mask=False
+    )
     ids = encoded["input_ids"]
     types = encoded.get("token_type_ids", [[0] * len(one) for one in ids])
     return [ids, encoded["special_tokens_mask"], types]
@@ -279,13 +286,17 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
         "pad_token_type_id",
         "model_input_names",
     )
-    return json.dumps([inner, {name: getattr(tokenizer, name) for name in names}], sort_keys=True)
+    return json.dumps(
+        [inner, {name: getattr(tokenizer, name) for name in names}], sort_keys=True
+    )
 
 
 class _Tokens:
     """The tokenised texts of one model, laid end to end: a batch is then one gather per input."""
 
-    def __init__(self, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         # Tokenizers of causal models often have none. The attention mask says what is padding: any token will do.
         padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.left = tokenizer.padding_side == "left"
@@ -342,7 +353,9 @@ class Marks:
         """The marks of the rows of the texts with these numbers: (B,) -> (N,)."""
         counts = self.counts[texts]
         shift = self.ends[texts] - counts.cumsum(0)
-        return self.flat[torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)]
+        return self.flat[
+            torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)
+        ]
 
     def texts_with_rows(self) -> Tensor:
         """The numbers of the texts that have a row without a mark."""
@@ -373,9 +386,14 @@ class TokenisedTexts(Dataset):
     members: list[list[int]] | None = None
 
     def __init__(
-        self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]
+        self,
+        tokens: Sequence[datasets.Dataset],
+        tokenizers: Sequence[PreTrainedTokenizerBase],
     ) -> None:
-        first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
+        first = [
+            next(i for i, other in enumerate(tokens) if other is table)
+            for table in tokens
+        ]
         # What models share is laid out, and later padded, once.
         self.tables = list(tokens)
         self.marks: Mapping[RowKind, Marks] = {}
@@ -390,11 +408,17 @@ class TokenisedTexts(Dataset):
                 list(self._laid.values()), every
             )
             self.words, self.words_used = int(every.sum()), int(self.word_counts.sum())
-        self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
+        self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(
+            0
+        )
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
         self.labels: Tensor | None = None
         if "label" in tokens[0].column_names:  # classes, or numbers to predict
-            dtype = torch.int64 if tokens[0].features["label"].dtype == "int64" else torch.float32
+            dtype = (
+                torch.int64
+                if tokens[0].features["label"].dtype == "int64"
+                else torch.float32
+            )
             self.labels = torch.as_tensor(tokens[0]["label"][:], dtype=dtype)
 
     def __len__(self) -> int:
@@ -412,7 +436,11 @@ class TokenisedTexts(Dataset):
     def tokens_of(self, model: int) -> tuple[Tensor, Tensor, Tensor]:
         """As `first_tokens`, of the model with a number."""
         laid = self._laid[self._models[model]]
-        return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
+        return (
+            laid.flat["input_ids"],
+            laid.flat["special_tokens_mask"].bool(),
+            laid.lengths,
+        )
 
     def lengths_of(self, model: int) -> Tensor:
         """How many tokens each text has for a model, (n,)."""
@@ -427,7 +455,11 @@ class TokenisedTexts(Dataset):
         """
         laid = self._laid[self._models[model]]
         digest = blake2b(laid.lengths.numpy().tobytes(), digest_size=16)
-        for name in ("input_ids", "token_type_ids", *(["special_tokens_mask"] if special else [])):
+        for name in (
+            "input_ids",
+            "token_type_ids",
+            *(["special_tokens_mask"] if special else []),
+        ):
             if name in laid.flat:
                 digest.update(name.encode() + laid.flat[name].numpy().tobytes())
         return digest.hexdigest()
@@ -522,10 +554,14 @@ class TokenisedTexts(Dataset):
             about |= {"words": words, "word_count": self.word_counts[index]}
         unseen = {kind: marks.of(index) for kind, marks in self.marks.items()}
         far = {kind: marks.of(index) for kind, marks in self.far.items()}
-        return TextBatch(inputs, special, self.ids[row], unseen=unseen, far=far, **about)
+        return TextBatch(
+            inputs, special, self.ids[row], unseen=unseen, far=far, **about
+        )
 
 
-def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:
+def _number_common_words(
+    laid: Sequence[_Tokens], counts: Tensor
+) -> tuple[Tensor, Tensor]:
     """Renumber the words of each text in place: 0, 1, ... for those that all models have, -1 elsewhere.
 
     Args:
@@ -540,7 +576,9 @@ def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tenso
     common, places = torch.ones(total, dtype=torch.bool), []
     for one in laid:
         words = one.flat["words"].long()
-        place = torch.where(words < 0, total, words + base.repeat_interleave(one.lengths))
+        place = torch.where(
+            words < 0, total, words + base.repeat_interleave(one.lengths)
+        )
         has = torch.zeros(total + 1, dtype=torch.bool)
         has[place] = True
         common &= has[:-1]

@@ -7,10 +7,28 @@ from pandas import DataFrame
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.reports.report import Row
 from aligners.reports.study import described_tables, row_selection
-from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
-from aligners.reports.study.frames import Frames, Groups, Missing, Names, by, place_words
+from aligners.reports.study.contents import (
+    Figure,
+    Meaning,
+    Table,
+    box_panel,
+    line_panels,
+)
+from aligners.reports.study.frames import (
+    Frames,
+    Groups,
+    Missing,
+    Names,
+    by,
+    place_words,
+)
 from aligners.reports.study.registry import register
-from aligners.reports.study.statistics import bases_of, group_test, over_models, pair_means
+from aligners.reports.study.statistics import (
+    bases_of,
+    group_test,
+    over_models,
+    pair_means,
+)
 from aligners.similarity.functional.summaries import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
@@ -82,7 +100,9 @@ def angles(frames: Frames, name: str) -> Figure:
         boxes = part.assign(value=part["distance"])
         panels.append(box_panel(title, boxes, "groups", "groups", groups, _look))
     _, tests = _angles(frames)
-    return described_tables.figure(name, panels, distances.to_dict("records"), tests=tests)
+    return described_tables.figure(
+        name, panels, distances.to_dict("records"), tests=tests
+    )
 
 
 def angles_table(frames: Frames, name: str) -> Table:
@@ -98,7 +118,9 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
         tested: Row = {}
         test = None
         if ALL not in set(part["groups"]):
-            test = group_test(pair_means(part, "distance"), frames.groups, bases_of(part))
+            test = group_test(
+                pair_means(part, "distance"), frames.groups, bases_of(part)
+            )
         if test:
             tests.append({**place, **test._asdict()})
             tested = {"difference": test.difference, "p": test.p, "least": test.least}
@@ -123,7 +145,9 @@ def _distances(frames: Frames) -> DataFrame:
             continue
         row = {**place, "groups": part["groups"].iloc[0], "distance": _distance(part)}
         rows.append({**row, **part.filter(["base_x", "base_y"]).iloc[0]})
-    return DataFrame(row_selection.present(rows, "no two models of one depth were compared"))
+    return DataFrame(
+        row_selection.present(rows, "no two models of one depth were compared")
+    )
 
 
 def _distance(part: DataFrame) -> float:
@@ -146,7 +170,9 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     """
     frame = frames.of("stitching", column)
     same = frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])
-    frame = row_selection.present(frame[same], "nothing was stitched from a site to the same site")
+    frame = row_selection.present(
+        frame[same], "nothing was stitched from a site to the same site"
+    )
     quantities = list(dict.fromkeys(("penalty", "score_penalty", column)))
     values = list[Row]()
     for place, part in by(frame, "task", "stage", "method"):
@@ -160,11 +186,17 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
             values.append({"task": place["task"], "stage": place["stage"], **row})
     drawn = []
     for row in values:
-        ends = {"mean": row[column], "low": row[f"{column}_low"], "high": row[f"{column}_high"]}
+        ends = {
+            "mean": row[column],
+            "low": row[f"{column}_low"],
+            "high": row[f"{column}_high"],
+        }
         drawn.append({**row, **ends, "site": int(row["site_x"])})
     panels = line_panels(drawn, ["task", "stage", "method"], "group", "site", _look)
     untrained = row_selection.untrained_said(frame)
-    return described_tables.figure(name, panels, values, column=column, untrained=untrained)
+    return described_tables.figure(
+        name, panels, values, column=column, untrained=untrained
+    )
 
 
 def _members(part: DataFrame, groups: Groups) -> dict[str, list[str]]:
@@ -178,7 +210,9 @@ def _members(part: DataFrame, groups: Groups) -> dict[str, list[str]]:
 def accuracies(frames: Frames, name: str) -> Table:
     """Accuracy of the models themselves on the texts of each task, such as the parts of HANS, by group."""
     frame = frames.of("stitching", "accuracy")
-    alone = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
+    alone = frame[frame["method"] == NATIVE].drop_duplicates(
+        ["task", "stage", "model_y"]
+    )
     alone = alone.assign(model_x=alone["model_y"], base_x=alone.get("base_y"))
     rows = []
     for place, part in by(alone, "task", "stage", "group_y"):

@@ -7,7 +7,13 @@ from pandas import DataFrame
 
 from aligners.errors import finite
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Figure, Meaning, Table, look_of_stage, model_lines
+from aligners.reports.study.contents import (
+    Figure,
+    Meaning,
+    Table,
+    look_of_stage,
+    model_lines,
+)
 from aligners.reports.study.described_tables import figure, paper_value, plain, table
 from aligners.reports.study.frames import Frames, Missing, Part, by
 from aligners.reports.study.registry import register
@@ -51,7 +57,10 @@ def _printed(name: str, own: DataFrame, place: Row) -> Row:
     where = {"model": place["base"], "probed": first["what"], "corpus": first["text"]}
     before = paper_value(name, "before", **where)
     change = paper_value(name, plain(place["task"]), **where)
-    return {"paper_before": before and before.mean, "paper_change": change and change.mean}
+    return {
+        "paper_before": before and before.mean,
+        "paper_change": change and change.mean,
+    }
 
 
 def codelengths(frames: Frames, name: str) -> Table:
@@ -105,10 +114,14 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     frame = _probed(frames)
     layers = frame[frame["site"].notna()]
     layers = layers.assign(layer=layers["site"])
-    trained = layers[(layers["source"] == "model") & layers["stage"].isin((BASE, TUNED))]
+    trained = layers[
+        (layers["source"] == "model") & layers["stage"].isin((BASE, TUNED))
+    ]
     twins = layers[(layers["source"] == "untrained") & (layers["stage"] == BASE)]
     drawn = pd.concat([trained, twins.assign(stage="random")]).sort_index()
-    means, panels = model_lines(drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage)
+    means, panels = model_lines(
+        drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage
+    )
     values = []
     for row in means:
         place = {key: row[key] for key in ("task", "probed", "stage", "layer")}
@@ -215,9 +228,7 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
             each task, with a line for each text (Figure 5).
     """
     frame = _rsa(frames)
-    lacking = (
-        "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"
-    )
+    lacking = "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"
     line = "text"
     if panel == "text":
         line = "tuned"

@@ -24,7 +24,12 @@ from aligners.reports.study.contents import (
 from aligners.reports.study.described_tables import figure, table
 from aligners.reports.study.frames import Frames, by, kind_words, place_words
 from aligners.reports.study.registry import register
-from aligners.reports.study.row_selection import models_in, present, similarities, without_copy
+from aligners.reports.study.row_selection import (
+    models_in,
+    present,
+    similarities,
+    without_copy,
+)
 
 PLACE = ("task", "base")
 LEAST_LAYERS = 4  # of a map in which clusters mean something
@@ -76,7 +81,9 @@ def between_bases(frames: Frames, name: str) -> Figure:
         base = place["base"] or f"one{AND}another"
         up, across = base.split(AND)
         title = place_words(place["task"], kind_words(place["rows"]), place["base"])
-        panels.append(heat_panel(title, _means(part), f"layer, {up}", f"layer, {across}"))
+        panels.append(
+            heat_panel(title, _means(part), f"layer, {up}", f"layer, {across}")
+        )
         values += _values(panels[-1])
     return figure(name, panels, values, models=models_in(frame))
 
@@ -105,7 +112,9 @@ def _maps(frames: Frames) -> list[Map]:
             if comparison != FT_ORIG:
                 panel = replace(panel, cuts=two_clusters(panel.values))
             maps.append(Map(comparison, panel, models_in(chosen)))
-    lacking = "no CKA of pretrained or fine-tuned models: the maps need cells of these stages"
+    lacking = (
+        "no CKA of pretrained or fine-tuned models: the maps need cells of these stages"
+    )
     return present(maps, lacking)
 
 
@@ -223,7 +232,9 @@ def truncation(frames: Frames, name: str) -> Figure:
     frame = _operated(frames, list(HEADS))
     order = frame["condition"].map(list(HEADS).index)
     frame = frame.loc[order.sort_values(kind="stable").index]
-    means, lines = model_lines(frame, PLACE, "condition", "site", "score", _head, scale=100)
+    means, lines = model_lines(
+        frame, PLACE, "condition", "site", "score", _head, scale=100
+    )
     panels = []
     for panel, (_, part) in zip(lines, by(frame, *PLACE), strict=True):
         floor = 100 * float(part["majority_score"].iloc[0])
@@ -257,7 +268,11 @@ def skipping(frames: Frames, name: str) -> Figure:
         spans = part[part["condition"] == "skip"].astype({"first": int, "last": int})
         means = 100 * spans.groupby(["first", "last"])["score"].mean()
         blocks = range(1, spans["last"].max() + 1)
-        panels.append(heat_panel(title, means, "first block skipped", "last block skipped", blocks))
+        panels.append(
+            heat_panel(
+                title, means, "first block skipped", "last block skipped", blocks
+            )
+        )
         about = {"task": place["task"], "model": place["base"]}
         for (first, last), score in means.items():
             values.append({**about, "first": first, "last": last, "score": score})

@@ -53,7 +53,14 @@ def recovery(frames: Frames, name: str) -> Table:
     frame = frame.assign(model_y=frame["model_x"])
     methods = frame["method"].unique()
     both_ways = "backward" in set(frame["direction"])
-    quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
+    quantities = (
+        "mse",
+        "mse_printed",
+        "mse_fit",
+        "mse_reduced",
+        "relative_error",
+        "fvu",
+    )
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
         row = map_row(place, part, quantities)
@@ -63,11 +70,18 @@ def recovery(frames: Frames, name: str) -> Table:
             row["paper"] = None  # the paper's is the way back
         rows.append(row)
     closest = closest_maps(rows, "strength", "direction")
-    return described_tables.table(name, rows, closest=closest, **row_selection.about_maps(frame))
+    return described_tables.table(
+        name, rows, closest=closest, **row_selection.about_maps(frame)
+    )
 
 
 def layer_maps(
-    frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu"
+    frames: Frames,
+    name: str,
+    *,
+    within: bool,
+    component: str = STATES,
+    column: str = "fvu",
 ) -> Figure:
     """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
 
@@ -82,9 +96,7 @@ def layer_maps(
     errors = frames.errors(component)
     same = errors["model_x"] == errors["model_y"]
     errors = errors[(same == within) & errors["site_x"].notna()]
-    lacking = (
-        f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
-    )
+    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
     row_selection.present(errors[errors["site_x"] != errors["site_y"]], lacking)
     errors = errors.astype({"site_x": int, "site_y": int})
     panels, values = list[Panel](), list[Row]()
@@ -93,10 +105,14 @@ def layer_maps(
             line = part[part["method"] == method]
             means = line.groupby(["site_x", "site_y"])[column].mean()
             marked = row_selection.map_cells(method, line)["method"]
-            title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
+            title = place_words(
+                place["task"], place["stage"], kind_words(place["rows"]), marked
+            )
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
             for (x, y), value in means.items():
-                values.append({"panel": title, "layer_x": x, "layer_y": y, column: value})
+                values.append(
+                    {"panel": title, "layer_x": x, "layer_y": y, column: value}
+                )
     about: Row = {
         "within": within,
         "whom": whom,

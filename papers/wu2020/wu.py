@@ -18,7 +18,13 @@ from aligners.reports.study.blocks import (
     entries_of,
     of_stages,
 )
-from aligners.reports.study.contents import Figure, LinePanel, Meaning, Table, model_lines
+from aligners.reports.study.contents import (
+    Figure,
+    LinePanel,
+    Meaning,
+    Table,
+    model_lines,
+)
 from aligners.reports.study.frames import (
     STAGES,
     Frames,
@@ -30,7 +36,9 @@ from aligners.reports.study.frames import (
 )
 from aligners.reports.study.registry import register
 
-BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
+BASES = re.compile(
+    r"(?:^|/)(bert|xlnet)-base(?:-|$)"
+)  # the paper's two models, and no RoBERTa
 MOST_LINES = 8  # models with a line each; of more, groups have one
 STANDARDISED = "svcca_standardised"
 LOCALIZED = ("neuronsim", "svcca", STANDARDISED)
@@ -103,7 +111,9 @@ def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
     frame = row_selection.of_one_stage(of_stages(frames, LOCALIZED, STAGES))
     scores = _localizations(frame, ["task", "stage"], printed)
     groups = frames.groups
-    models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
+    models = scores.groupby(["task", "stage"], dropna=False)["model"].transform(
+        "nunique"
+    )
     families = scores["model"].replace(groups)
     lines = scores.assign(line=families.where(models > MOST_LINES, scores["model"]))
     panels = _panels(lines, ["task", "stage"], "line", groups)
@@ -124,10 +134,14 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
     frame = _of_one_base(frames, LOCALIZED)
     scores = _localizations(frame, ["task", "base"], printed)
     panels = _panels(scores, ["base", "task"], "model", {})
-    return _localized(name, scores, panels, frame, "the model (base) and of its fine-tunings")
+    return _localized(
+        name, scores, panels, frame, "the model (base) and of its fine-tunings"
+    )
 
 
-def _panels(scores: DataFrame, places: Names, line: str, groups: Groups) -> list[LinePanel]:
+def _panels(
+    scores: DataFrame, places: Names, line: str, groups: Groups
+) -> list[LinePanel]:
     """Lines over layers; that of a model has the colour of its family."""
 
     def look(name: str) -> tuple[str, Meaning]:
@@ -141,7 +155,11 @@ def _panels(scores: DataFrame, places: Names, line: str, groups: Groups) -> list
 
 
 def _localized(
-    name: str, scores: DataFrame, panels: Sequence[LinePanel], frame: DataFrame, whose: str
+    name: str,
+    scores: DataFrame,
+    panels: Sequence[LinePanel],
+    frame: DataFrame,
+    whose: str,
 ) -> Figure:
     values = scores.to_dict("records")
     measures = set(frame["measure"])
@@ -171,7 +189,9 @@ def _localizations(frame: DataFrame, places: Names, printed: bool) -> DataFrame:
         scores = means["value"] - means["value_svcca"]
         scores = scores.rename_axis(["model", "layer"]).rename("localization")
         parts.append(scores.reset_index().assign(**place))
-    lacking = "localization needs both `neuronsim` and `svcca` of the same pairs of models"
+    lacking = (
+        "localization needs both `neuronsim` and `svcca` of the same pairs of models"
+    )
     return row_selection.present(pd.concat(parts, ignore_index=True), lacking)
 
 

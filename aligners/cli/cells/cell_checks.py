@@ -32,7 +32,9 @@ class Tried(NamedTuple):
         return self.parsed.data.get("component") or "residual"
 
 
-def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str, Size]) -> None:
+def check_cells(
+    cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str, Size]
+) -> None:
     """Raise if a cell could not run with its models.
 
     Args:
@@ -79,14 +81,20 @@ def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
     for cell in cells:
         if cell.kind != "inject" or cell.stage == "finetuned":
             continue
-        targets = cell.models if cell.options.get("both_directions") else cell.models[1:]
+        targets = (
+            cell.models if cell.options.get("both_directions") else cell.models[1:]
+        )
         for model in targets:
             if sizes[model.name].known and sizes[model.name].head is None:
                 headless[model.name] += 1
     lines = []
     for name, count in headless.items():
-        of_cells = f"{count} cell{'s' if count > 1 else ''} with the errors of maps only."
-        lines.append(f"Nothing will be injected into {name}, which has no head: {of_cells}")
+        of_cells = (
+            f"{count} cell{'s' if count > 1 else ''} with the errors of maps only."
+        )
+        lines.append(
+            f"Nothing will be injected into {name}, which has no head: {of_cells}"
+        )
     return lines
 
 
@@ -121,7 +129,9 @@ def _sites(cell: Tried, *, least: int = 0) -> None:
     depths = [size.layers for size in cell.sizes]
     least = max(least, first_site(cell.component))
     for x, y in cell.pairs:
-        for site_x, site_y in route_sites(cell.parsed.data.sites, depths, x, y, cell.component):
+        for site_x, site_y in route_sites(
+            cell.parsed.data.sites, depths, x, y, cell.component
+        ):
             _has("sites", site_x, cell, x, least)
             _has("sites", site_y, cell, y, least)
 
@@ -144,7 +154,9 @@ def _has(option: str, site: int, cell: Tried, model: int, least: int) -> None:
 
 def _heads(cell: Tried) -> None:
     """All models that are stitched into have heads, of one task."""
-    targets = {cell.names[y]: cell.sizes[y].head for _, y in cell.pairs if cell.sizes[y].known}
+    targets = {
+        cell.names[y]: cell.sizes[y].head for _, y in cell.pairs if cell.sizes[y].known
+    }
     headless = [name for name, head in targets.items() if head is None]
     if headless:
         raise UserError(f"there is no head to stitch into in {', '.join(headless)}.")
@@ -158,7 +170,10 @@ def _heads(cell: Tried) -> None:
 CHECKS: dict[str, Sequence[Callable[[Tried], None]]] = {
     "fit": (_sites, _maps),
     "fit_pairs": (_one_width, _sites, _maps),
-    "attention": (partial(_sites, least=1), partial(_maps, of="heads")),  # none in embeddings
+    "attention": (
+        partial(_sites, least=1),
+        partial(_maps, of="heads"),
+    ),  # none in embeddings
     "compare": (_sites,),
     "stitch": (_sites, _heads, _maps),
     "identity": (_equal_widths, _sites, _heads),

@@ -44,7 +44,9 @@ class CellOptions:
         """
         command = f"{KINDS[kind].script}.py {KINDS[kind].command}"
         try:
-            return _parser(kind).parse_object(deepcopy(options))  # it writes into what it is given
+            return _parser(kind).parse_object(
+                deepcopy(options)
+            )  # it writes into what it is given
         except UserError as error:
             raise UserError(
                 f"Expected `{kind}` and `data` of the study to hold options of `{command}`, which `{command} --help` "
@@ -66,12 +68,16 @@ class CellOptions:
         if key not in self._resolved:
             parsed, parser = self.parsed(kind, options), _parser(kind)
             try:
-                _command(kind).check(parser.instantiate(parsed))  # this reads no text and no model
+                _command(kind).check(
+                    parser.instantiate(parsed)
+                )  # this reads no text and no model
             except ValueError as error:
                 raise UserError(f"`{kind}` of the study: {error}") from error
             written = flat(yaml.safe_load(parser.dump(parsed)))
             self._resolved[key] = {
-                name: value for name, value in written.items() if not name.startswith(FREE)
+                name: value
+                for name, value in written.items()
+                if not name.startswith(FREE)
             }
         return self._resolved[key]
 
@@ -181,7 +187,9 @@ def choose_banks(
             fits[cell.task, *of_models] = cell
             widths.update(size.width for size in of_models)
     if len(widths) > 1:
-        return single, ["Each pair of models is fitted by itself, because their widths differ."]
+        return single, [
+            "Each pair of models is fitted by itself, because their widths differ."
+        ]
     limit = study.fit.memory * 1e9
     needs = [_memory(cell, options, sizes) for cell in fits.values()]
     if not needs:
@@ -195,7 +203,9 @@ def choose_banks(
     return replace(study, fit=replace(study.fit, pairs_at_once=most)), [note]
 
 
-def _memory(cell: Cell, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[int, int, int]:
+def _memory(
+    cell: Cell, options: CellOptions, sizes: Mapping[str, Size]
+) -> tuple[int, int, int]:
     """Sites of a fit, bytes that training one of them takes, and bytes of a model."""
     parsed, made = options.of(cell)
     x, y = sizes_in(cell, sizes)

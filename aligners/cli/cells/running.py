@@ -29,7 +29,15 @@ from aligners.files.atomic import open_own, remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import THREADS, cpu_cores, let_jobs_import
-from aligners.studies.study_folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
+from aligners.studies.study_folder import (
+    ERROR,
+    LOG,
+    OPTIONS,
+    RESULT,
+    StudyFolder,
+    as_lines,
+    locked,
+)
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 FINISHED = "finetuned.json"
@@ -93,10 +101,18 @@ def _remove_refused(folder: StudyFolder, number: str, said: str) -> None:
             return
 
 
-def _run(folder: StudyFolder, number: str, devices: int, trust: Trust) -> dict[str, Any]:
+def _run(
+    folder: StudyFolder, number: str, devices: int, trust: Trust
+) -> dict[str, Any]:
     cell, place = folder.described(number), folder.cell(number)
     kind, run = KINDS[cell["kind"]], place / "run"
-    words = [kind.command, *trust.words(cell["options"]), *_words(cell, place), "--run", str(run)]
+    words = [
+        kind.command,
+        *trust.words(cell["options"]),
+        *_words(cell, place),
+        "--run",
+        str(run),
+    ]
     os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
     began = time.perf_counter()
     try:
@@ -136,8 +152,20 @@ def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) 
     let_jobs_import()
     threads = int(os.environ.get(THREADS) or cpu_cores())
     # Under its own name in a job of SLURM, Lightning would expect SLURM to start the further processes.
-    environment = {**os.environ, THREADS: str(max(1, threads // devices)), "SLURM_JOB_NAME": "bash"}
-    command = [sys.executable, "-m", "aligners", script, *words, "--trainer.devices", str(devices)]
+    environment = {
+        **os.environ,
+        THREADS: str(max(1, threads // devices)),
+        "SLURM_JOB_NAME": "bash",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "aligners",
+        script,
+        *words,
+        "--trainer.devices",
+        str(devices),
+    ]
     process = subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent)
     try:
         status = process.wait()
@@ -165,10 +193,14 @@ def _end_with_parent() -> None:
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
     """The command line, after what an earlier attempt has left was put aside, to go on from."""
     options, run, before = place / OPTIONS, place / "run", place / "before"
-    write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
+    write_text(
+        options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True)
+    )
     words = ["--config", str(options)]
     (place / ERROR).unlink(missing_ok=True)
-    if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
+    if (
+        cell["kind"] == "finetune" or (run / PASSES).is_dir()
+    ):  # it goes on with what is missing
         return words
     if goes_on_from(run):
         remove(before)

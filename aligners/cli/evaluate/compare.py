@@ -14,7 +14,12 @@ from aligners.datamodules.rows.policies import RowKind
 from aligners.errors import UserError, check_known
 from aligners.files.atomic import whole_file
 from aligners.files.sealed import save_sealed
-from aligners.fitting.saved_bank import FORWARD, StoredBank, load_bank, refuse_other_bank
+from aligners.fitting.saved_bank import (
+    FORWARD,
+    StoredBank,
+    load_bank,
+    refuse_other_bank,
+)
 from aligners.injection.comparing.comparison import MAPS, Comparison
 from aligners.injection.methods import between_two_models
 from aligners.injection.scoring.task_scores import check_labels, match_heads
@@ -76,7 +81,9 @@ def compare(
     ).run()  # fmt: skip
     found.meta.update({**data.describe(), "seed": seed, "cautions": cautions})
     if found.vectors:
-        vectors = {f"site_{site}": part.contiguous() for site, part in found.vectors.items()}
+        vectors = {
+            f"site_{site}": part.contiguous() for site, part in found.vectors.items()
+        }
         with whole_file(run.folder / "directions.safetensors") as unfinished:
             save_sealed(save_file, vectors, unfinished, {})
     write_report(found, "comparison", run.folder, trainer)
@@ -89,7 +96,9 @@ def _read(
     data.prepare_data()
     data.setup("test")
     data.place_models(device)
-    data.leave_out({str(bank.path): bank.fitted for bank in stored if bank.fitted is not None})
+    data.leave_out(
+        {str(bank.path): bank.fitted for bank in stored if bank.fitted is not None}
+    )
     maps: dict[str, Any] = {}
     for bank in stored:
         sites = {FORWARD: data.reader.sites}

@@ -13,7 +13,10 @@ from aligners.injection.methods import between_two_models
 from aligners.probing.across.across_evaluation import ProbesAcrossMaps
 from aligners.probing.word_states import check_annotated
 
-SKIPPED = ("packed", "far_rows")  # options of a fit: probes answer for every word of a sentence
+SKIPPED = (
+    "packed",
+    "far_rows",
+)  # options of a fit: probes answer for every word of a sentence
 
 
 @command(
@@ -44,7 +47,9 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
         )
     stored = [between_two_models(load_bank(path)) for path in checkpoints]
     run.use_data_of(_of_words(stored[0]))
-    check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
+    check_annotated(
+        run.made.data, run.options.tasks
+    )  # before any model is made or loaded
     run.start()
     evaluation = run.build(ProbesAcrossMaps, stored)
     run.read(evaluation, evaluation.train_probes, "probes_across")
@@ -53,7 +58,9 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 def _of_words(bank: StoredBank) -> dict[str, Any]:
     """The data options of a checkpoint, but that all words are read, where they stand as tokens if tokens were."""
     rows = bank.data_config["rows"]
-    options = {name: value for name, value in bank.data_config.items() if name not in SKIPPED}
+    options = {
+        name: value for name, value in bank.data_config.items() if name not in SKIPPED
+    }
     return {
         **options,
         "rows": rows if policy_of(rows).types == "words" else "words",

@@ -68,7 +68,9 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     if all(bank.moments is None for bank in stored):
         stored.append(_fit_closed_forms(run, *before))
         before = []
-    after = LambdaCallback(on_test_epoch_end=partial(continue_texts, run.build(Continuing)))
+    after = LambdaCallback(
+        on_test_epoch_end=partial(continue_texts, run.build(Continuing))
+    )
     run.test(run.build(InjectionEvaluation, stored), "injection", *before, after)
 
 
@@ -92,7 +94,8 @@ def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
     """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
     names = run.options.closed_form or ["linear"]
     module = ClosedForms(
-        {name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions
+        {name: CLOSED_FORMS[name] for name in names},
+        both_directions=run.options.both_directions,
     )
     once = {
         "max_epochs": -1,

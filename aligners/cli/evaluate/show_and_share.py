@@ -72,7 +72,9 @@ def share(
     """
     check_new_folder(folder, "folder")
     if push is not None and not is_hub_name(push):
-        raise UserError(f"Expected `push` to be a name on the Hub, OWNER/NAME, but got {push}.")
+        raise UserError(
+            f"Expected `push` to be a name on the Hub, OWNER/NAME, but got {push}."
+        )
     with refusing_report(report or run):
         shared = shared_from_run(run, report, names=names, license=license)
     if models is not None:

@@ -31,8 +31,12 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
             of each measure shows all pairs.
     """
     evaluation = run.build(SimilarityEvaluation)
-    folder = run.options.run  # of a comparison that was stopped, if it holds passes or no result
-    begun = is_begun(folder) and ((folder / PASSES).exists() or not (folder / RESULT).exists())
+    folder = (
+        run.options.run
+    )  # of a comparison that was stopped, if it holds passes or no result
+    begun = is_begun(folder) and (
+        (folder / PASSES).exists() or not (folder / RESULT).exists()
+    )
     if begun:
         run.check_begun()
     run.start(begun=begun)

@@ -15,7 +15,10 @@ from aligners.probing.artefacts.artefact_files import read_artefacts
     defaults={"data.text.max_held_out": 200}, check=can_build(Continuing),
 )  # fmt: skip
 def steer(
-    run: Run, artefacts: Path | None = None, carried: Path | None = None, probe: Path | None = None
+    run: Run,
+    artefacts: Path | None = None,
+    carried: Path | None = None,
+    probe: Path | None = None,
 ) -> None:
     """Add directions to the states of a language model, on held-out text: their effect and cost, beside random ones.
 
@@ -33,7 +36,10 @@ def steer(
     """
     directions = [
         Direction(
-            one.name + " (carried)" * (role == "carried"), one.site, one.tensors["vector"], role
+            one.name + " (carried)" * (role == "carried"),
+            one.site,
+            one.tensors["vector"],
+            role,
         )
         for folder, role in ((artefacts, "native"), (carried, "carried"))
         for one in (read_artefacts(folder) if folder else ())
@@ -44,6 +50,8 @@ def steer(
             "Expected `artefacts` or `carried` to name a folder with a direction, but found none."
         )
     reading = None if probe is None else read_artefacts(probe)[0]
-    evaluation = run.build(SteeringEvaluation, directions, run.build(Continuing), reading)
+    evaluation = run.build(
+        SteeringEvaluation, directions, run.build(Continuing), reading
+    )
     run.start()
     run.test(evaluation, "steering")

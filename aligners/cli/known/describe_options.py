@@ -133,7 +133,9 @@ def _kinds_of(action: Any) -> list[str]:
         return []
     hint = hint_of(action)
     kinds = ["any"] if hint is None else list(dict.fromkeys(_kinds(hint)))
-    if action.dest.startswith("trainer.") and any(kind.startswith("=") for kind in kinds):
+    if action.dest.startswith("trainer.") and any(
+        kind.startswith("=") for kind in kinds
+    ):
         return ["any"]  # Lightning takes more than its hints say
     return sorted(kinds, key=lambda kind: not kind.startswith(("list", "maps")))
 

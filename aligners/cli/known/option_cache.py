@@ -60,7 +60,8 @@ def _place(command: str) -> Path:
     folder = os.environ.get("ALIGNERS_CACHE")
     if not folder:
         folder = os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "aligners"
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+            "aligners",
         )
     checkout = hashlib.sha256(os.fsencode(PACKAGE)).hexdigest()[:12]
     return Path(folder) / "options" / checkout / f"{command.replace(' ', '_')}.json"

@@ -12,12 +12,22 @@ import torch
 import yaml
 
 from aligners.cli.cells.cell_checks import check_cells, not_injected
-from aligners.cli.cells.cell_options import CellOptions, choose_banks, keep_rows, model_sizes
+from aligners.cli.cells.cell_options import (
+    CellOptions,
+    choose_banks,
+    keep_rows,
+    model_sizes,
+)
 from aligners.cli.cells.running import run_cell
 from aligners.cli.command import Run, command, options_of
 from aligners.cli.endings import goes_on_with
 from aligners.cli.options import Imported, flat
-from aligners.cli.study.study_results import collect_and_report, failures, for_folder, status_table
+from aligners.cli.study.study_results import (
+    collect_and_report,
+    failures,
+    for_folder,
+    status_table,
+)
 from aligners.cli.trusted import check_typed, trust_of
 from aligners.errors import check_range
 from aligners.files.atomic import let_write, write_text
@@ -67,7 +77,9 @@ class Running:
         "rehearse": "Run it with tiny models and few texts and steps, in the folder `rehearsal` of its own."
     },
 )
-def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool = False) -> None:
+def run(
+    run: Run, folder: Path | None = None, plan: bool = False, changed: bool = False
+) -> None:
     """Run what is missing of a study: many models, tasks, pairs and maps from one file.
 
     A study that was stopped, or some of whose cells failed, goes on by the same command. Options of the study file can
@@ -133,11 +145,15 @@ class _Work:
         ValueError: an option is out of its range, `report` names an unknown table or figure, or a cell cannot run.
     """
 
-    def __init__(self, study: Study, path: Path, run: Run, *, guess: bool = False) -> None:
+    def __init__(
+        self, study: Study, path: Path, run: Run, *, guess: bool = False
+    ) -> None:
         check_report(study.report)
         self.options = run.options
         self.devices: int = self.options.cell_devices
-        check_range(least=1, cell_devices=self.devices, workers=self.options.workers or None)
+        check_range(
+            least=1, cell_devices=self.devices, workers=self.options.workers or None
+        )
         visible = []
         if self.options.executor == "processes":
             visible = visible_gpus(torch.cuda.device_count())
@@ -160,7 +176,10 @@ class _Work:
         kinds = Counter(cell.kind for cell in self.cells)
         done = Counter(cell.kind for cell in self.cells if self._is_done(cell))
         table = SiteTable(
-            f"{self.study.name}: {len(self.cells)} cells", ["cells"], ["number", "done"], {}
+            f"{self.study.name}: {len(self.cells)} cells",
+            ["cells"],
+            ["number", "done"],
+            {},
         )
         for kind, number in kinds.items():
             table.add_row(kind, f"{number:,}", f"{done[kind]:,}")
@@ -181,7 +200,9 @@ class _Work:
         with folder.only_one():
             for line in folder.begin(self.study, self.cells, changed=changed):
                 tell(line)
-            trust = trust_of({**flat(asdict(self.study)), "imports": self.options.imports})
+            trust = trust_of(
+                {**flat(asdict(self.study)), "imports": self.options.imports}
+            )
             run_one = partial(run_cell, devices=self.devices, trust=trust)
             schedule = Schedule(folder, self.cells, run_one, tell)
             schedule.forget()

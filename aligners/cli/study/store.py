@@ -5,7 +5,12 @@ from datetime import datetime
 from pathlib import Path
 
 from aligners.cli.command import Run, command
-from aligners.datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_to
+from aligners.datamodules.store.keeping import (
+    StoreEntry,
+    damages,
+    kept_in,
+    remove_down_to,
+)
 from aligners.datamodules.store.keeping import remove as remove_store
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.resources import in_words
@@ -17,7 +22,9 @@ from aligners.reports.screen import SiteTable, say, screen
     usage="--folder FOLDER [options]",
     flags={"verify": "Read everything, and list the files that are damaged."},
 )
-def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | None = None) -> None:
+def store(
+    run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | None = None
+) -> None:
     """List the states that `--data.store` has kept in a folder; verify or remove them.
 
     Example: `--folder states --verify`
@@ -36,7 +43,9 @@ def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | N
     stores = kept_in(folder)
     _list(folder, stores)
     if run.options.get("verify"):
-        faults = [fault for entry in track(stores, "Verifying") for fault in damages(entry)]
+        faults = [
+            fault for entry in track(stores, "Verifying") for fault in damages(entry)
+        ]
         if faults:
             raise UserError("\n".join(faults))
         tell("Everything is as it was written.")
@@ -56,12 +65,17 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
 def _list(folder: Path, stores: Sequence[StoreEntry]) -> None:
     console = screen()
     columns = ["model", "texts", "rows", "sites", "stored as", "size", "last used"]
-    table = SiteTable(f"States in {folder}, the least recently used first", ["name"], columns, {})
+    table = SiteTable(
+        f"States in {folder}, the least recently used first", ["name"], columns, {}
+    )
     for entry in stores:
         when = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
         table.add_row(entry.folder.name, *_described(entry), in_words(entry.size), when)
     console.print(table)
-    say(console, f"{len(stores)} stores, {in_words(sum(entry.size for entry in stores))} in all.")
+    say(
+        console,
+        f"{len(stores)} stores, {in_words(sum(entry.size for entry in stores))} in all.",
+    )
 
 
 def _described(kept: StoreEntry) -> list[str]:

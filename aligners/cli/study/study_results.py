@@ -16,9 +16,7 @@ from aligners.studies.rehearsal import MEANINGLESS, NOTES
 from aligners.studies.schedule import Pace
 from aligners.studies.study_folder import ERROR, STATES, StudyFolder
 
-EDITED = (
-    "One was edited, or another version wrote it: remove it, and `study.py run` makes it again."
-)
+EDITED = "One was edited, or another version wrote it: remove it, and `study.py run` makes it again."
 # Makes a command for a study's folder of the function that does its work.
 for_folder = partial(command, usage="FOLDER [options]")
 

@@ -25,4 +25,6 @@ def workspace(_: Run, entity: str, project: str = PROJECT) -> None:
             "Expected a login at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY."
         )
     view.save()
-    tell(f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}")
+    tell(
+        f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}"
+    )

@@ -33,7 +33,11 @@ class ArtefactSites(Pairing):
     Carrying,
     data=pair_states,
     skip={"owned", "labels", "packed", "component", "special_tokens", "held_out_types"},
-    defaults={"data.batch_size": 64, "data.rows": "mean", "data.text.validation_share": 0.2},
+    defaults={
+        "data.batch_size": 64,
+        "data.rows": "mean",
+        "data.text.validation_share": 0.2,
+    },
 )
 def carry(run: Run, artefacts: Path | None = None) -> None:
     """Carry what reads X, the old model, to Y, the new one: heads, directions, probes, stitching layers, dictionaries.

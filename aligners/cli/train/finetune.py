@@ -13,7 +13,11 @@ from aligners.cli.options import check_trains
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.run_identity import identity
 from aligners.errors import UserError
-from aligners.finetuning.classifier_training import EPOCHS, LARGEST_GRADIENT, FinetuningRecipe
+from aligners.finetuning.classifier_training import (
+    EPOCHS,
+    LARGEST_GRADIENT,
+    FinetuningRecipe,
+)
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.tokens import token_task
 from aligners.injection.scoring.scores import choose_score, task_score
@@ -41,7 +45,11 @@ from aligners.reports.report import Row
     },
     check=check_trains,
 )
-def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"]) -> None:  # noqa: B006  (copied)
+def finetune(
+    run: Run,
+    seeds: int | list[int] = 1,
+    variants: list[str] = ["none"],  # noqa: B006  (never changed)
+) -> None:
     """Fine-tune classifiers: every base model, seed and variant.
 
     Texts without labels are learned by what they have instead: the trees of a treebank in CoNLL-U by a biaffine parser
@@ -71,7 +79,12 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
         for job in jobs:
             _finished(job, data, recipe, run.options.run)
     run.start(begun=begun)
-    meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority_score}
+    meta = {
+        **data.describe(),
+        **asdict(recipe),
+        "score": score,
+        "majority_score": majority_score,
+    }
     rows: list[Row] = []
     for job in jobs:
         with goes_on_with(lambda: {"run": run.folder}):
@@ -107,14 +120,22 @@ def _score(data: ModelTexts) -> tuple[Any, float | None]:
     task = token_task(data, 0)
     if task:
         return task.score, None
-    score: Any = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
-    return score, float(task_score(score, data.constant_answers(), data.answers("test")))
+    score: Any = choose_score(
+        data.text, regression=data.texts.regression, classes=data.classes
+    )
+    return score, float(
+        task_score(score, data.constant_answers(), data.answers("test"))
+    )
 
 
-def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
+def _finished(
+    job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path
+) -> Row | None:
     """Return the figures of a classifier that is finished already."""
     return finished_row(
-        folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe))
+        folder / job.folder,
+        data.frozen[job.place].fingerprint,
+        identity(data, **asdict(recipe)),
     )
 
 

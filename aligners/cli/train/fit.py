@@ -31,7 +31,11 @@ from aligners.progress import tell
 
 # Makes a command that fits maps of the function that does its work.
 fits = partial(
-    trains, module=Alignment, data=pair_states, saving=SaveAligners, num_sanity_val_steps=0
+    trains,
+    module=Alignment,
+    data=pair_states,
+    saving=SaveAligners,
+    num_sanity_val_steps=0,
 )
 
 
@@ -148,7 +152,10 @@ def _begun_with(folder: Path) -> int | None:
 def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
     """Fit each part as a run of its own, unless an interrupted run has finished it, and join the parts."""
     sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
-    parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
+    parts = [
+        ",".join(sites[first : first + at_once])
+        for first in range(0, len(sites), at_once)
+    ]
     folder = Path(run.options.ckpt_path or run.folder)
     tell(
         f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}."
@@ -215,7 +222,11 @@ def fit_pairs(run: Run) -> None:
 
 def _check_memory(run: Run, trainer: pl.Trainer) -> None:
     """Raise if the bank would not fit in memory."""
-    data, reader, pairs = run.made.data, run.made.data.reader, len(run.made.data.numbers)
+    data, reader, pairs = (
+        run.made.data,
+        run.made.data.reader,
+        len(run.made.data.numbers),
+    )
     d_x, d_y = reader.widths
     a_site = bytes_a_site(
         run.made.model, d_x, d_y, most_rows(data.rows, data.batch_size, data.max_length)

@@ -13,8 +13,15 @@ from aligners.errors import UserError
 from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK
-from aligners.fitting.universe.universe_evaluation import UniverseEvaluation, between_members
-from aligners.fitting.universe.universe_files import load_universe, sites_of, universes_of
+from aligners.fitting.universe.universe_evaluation import (
+    UniverseEvaluation,
+    between_members,
+)
+from aligners.fitting.universe.universe_files import (
+    load_universe,
+    sites_of,
+    universes_of,
+)
 
 
 @fits("universe", data=universe_states, module=UniverseAlignment)
@@ -59,7 +66,9 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
         against: As in `train.py universe`: maps of pairs to measure beside.
     """
     if universe is None:
-        raise UserError("Expected `universe` to name a file universe.safetensors, but got nothing.")
+        raise UserError(
+            "Expected `universe` to name a file universe.safetensors, but got nothing."
+        )
     check_resumed(run)
     stored, beside = load_universe(universe), [load_bank(path) for path in against]
     run.use_data_of(
@@ -126,7 +135,9 @@ def _sites_of_all(wanted: str, stored: StoredBank) -> str:
     """
     of_members = sites_of(stored)
     own = of_members
-    if wanted != stored.data_config["sites"]:  # otherwise as those of the members, by default
+    if (
+        wanted != stored.data_config["sites"]
+    ):  # otherwise as those of the members, by default
         own = sites_of_each(wanted, [-1])  # its depth is not known yet
     own_sites = [set(site) for site in own]
     if len(own) != len(of_members) or any(len(site) > 1 for site in own_sites):

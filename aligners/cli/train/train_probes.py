@@ -30,7 +30,9 @@ def probe(run: Run) -> None:
 
     Example: `--data.models embedded-sentences:0 --tasks pos --run runs/probes`
     """
-    check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
+    check_annotated(
+        run.made.data, run.options.tasks
+    )  # before any model is made or loaded
     run.start()
     experiment = run.build(ProbeExperiment)
     run.read(experiment, experiment.train_probes, "probing")

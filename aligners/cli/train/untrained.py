@@ -35,5 +35,7 @@ def untrained(run: Run, seed: int = 0) -> None:
     (frozen,) = data.frozen
     twin = frozen.untrained(seed)
     with whole_folder(run.folder / "model") as unfinished:
-        save_model(unfinished, twin.model, cast(PreTrainedTokenizerBase, twin.tokenizer))
+        save_model(
+            unfinished, twin.model, cast(PreTrainedTokenizerBase, twin.tokenizer)
+        )
     tell(f"Saved {run.folder / 'model'}")

@@ -63,7 +63,9 @@ class PairedRows(NamedTuple):
             left -= batch.x.shape[1]
             if left <= 0:
                 break
-        return cls(torch.cat(x, 1), torch.cat(y, 1), torch.cat(unseen) if unseen else None)
+        return cls(
+            torch.cat(x, 1), torch.cat(y, 1), torch.cat(unseen) if unseen else None
+        )
 
 
 @torch.no_grad()
@@ -109,7 +111,9 @@ def measure(
     return figures
 
 
-def _by_type(squares: Tensor, totals: Tensor, unseen: Tensor | None) -> dict[str, Tensor]:
+def _by_type(
+    squares: Tensor, totals: Tensor, unseen: Tensor | None
+) -> dict[str, Tensor]:
     """The FVU on rows of seen and of unseen types, (S,) each; NaN without such rows."""
     if unseen is None:
         unseen = torch.zeros(squares.shape[1], dtype=torch.bool, device=squares.device)
@@ -129,7 +133,11 @@ def _round_trip(way: Way, x: Tensor, mapped: Tensor) -> Tensor:
 
 
 def _stretches_on(
-    way: Way, held: PairedRows, means: tuple[Tensor, Tensor], totals: Tensor, number: int
+    way: Way,
+    held: PairedRows,
+    means: tuple[Tensor, Tensor],
+    totals: Tensor,
+    number: int,
 ) -> Tensor:
     """`stretches` on so many of the held-out rows, between spaces of unit variance: (3, S)."""
     x = held.x
@@ -157,7 +165,11 @@ def gelbrich(x: Tensor, y: Tensor) -> Tensor:
     """
     (mean_x, cov_x), (mean_y, cov_y) = (_law(rows) for rows in (x, y))
     root = _root(cov_x)
-    trace = (cov_x + cov_y - 2 * _root(root @ cov_y @ root)).diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace = (
+        (cov_x + cov_y - 2 * _root(root @ cov_y @ root))
+        .diagonal(dim1=-2, dim2=-1)
+        .sum(-1)
+    )
     return (mean_x - mean_y).square().sum(-1) + trace.clamp(min=0)
 
 
@@ -192,7 +204,9 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Returns:
         (S, N, d_y, d_x)
     """
-    summed = torch.autograd.functional.jacobian(lambda rows: function(rows).sum((0, 1)), x)
+    summed = torch.autograd.functional.jacobian(
+        lambda rows: function(rows).sum((0, 1)), x
+    )
     return summed.movedim(0, -2)
 
 
@@ -230,7 +244,10 @@ def _root(matrix: Tensor) -> Tensor:
 FREE = "mlp"
 NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
 DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")
-ONE_WAY = ("linear", FREE)  # maps without a way back: another one has to be fitted from Y to X
+ONE_WAY = (
+    "linear",
+    FREE,
+)  # maps without a way back: another one has to be fitted from Y to X
 BESIDE = "beside"  # the held-out rows with far rows, or without
 # Columns of the report that are measured.
 MEASURED = (
@@ -267,7 +284,9 @@ def factory(name: str, parameters: int) -> AlignerFactory:
 def _inn(parameters: int, sites: int, d_x: int, d_y: int, **options: Any) -> INN:
     """An INN of about so many parameters a site; they are linear in the width of its hidden layers."""
     with torch.device("meta"):
-        one, two = (parameters_of(INN(1, d_x, d_y, hidden=n, **options)) for n in (1, 2))
+        one, two = (
+            parameters_of(INN(1, d_x, d_y, hidden=n, **options)) for n in (1, 2)
+        )
     hidden = 1 + round((parameters - one) / (two - one))
     if hidden < 1:
         raise UserError(
@@ -325,7 +344,9 @@ class BijectionPrice(pl.LightningModule):
                 f"Expected `maps` to include {FREE!r}, to whose FVU the others are compared."
             )
         sizes = parameters or None
-        check_range(least=1, steps=steps, parameters=sizes, seeds=seeds, rows_a_step=rows_a_step)
+        check_range(
+            least=1, steps=steps, parameters=sizes, seeds=seeds, rows_a_step=rows_a_step
+        )
         check_range(least=2, most_rows=most_rows)
         check_range(least=0, stretched_rows=stretched_rows)
         check_range(above=0, learning_rate=learning_rate)
@@ -337,7 +358,9 @@ class BijectionPrice(pl.LightningModule):
         self.most_rows = most_rows
         self.stretched_rows = stretched_rows
         self.other_text = other_text
-        optimizer = partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True)
+        optimizer = partial(
+            torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True
+        )
         self.like = Alignment(optimizer=optimizer)
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
@@ -378,7 +401,9 @@ class BijectionPrice(pl.LightningModule):
                 "`data.sites`."
             )
 
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Keep the rows of a batch."""
         split = self.stream.splits[dataloader_idx]
         self._keep(split, batch)
@@ -426,31 +451,47 @@ class BijectionPrice(pl.LightningModule):
             yield "linear", 0, 0, 0
         trained = [name for name in self.maps if name != "linear"]
         sizes = self._sizes(self.fitting.x.shape[-1], self.fitting.y.shape[-1])
-        for seed, size, steps, name in product(range(self.seeds), sizes, self.steps, trained):
+        for seed, size, steps, name in product(
+            range(self.seeds), sizes, self.steps, trained
+        ):
             yield name, size, steps, seed
 
-    def _fitted(self, name: str, size: int, steps: int, seed: int) -> list[dict[str, Any]]:
+    def _fitted(
+        self, name: str, size: int, steps: int, seed: int
+    ) -> list[dict[str, Any]]:
         """The rows of a map that is fitted and trained; of two, one for each direction, if it has no way back."""
         rows: list[dict[str, Any]] = []
         for turned in (False, True) if name in ONE_WAY else (False,):
             x, y, _ = self.fitting.turned() if turned else self.fitting
             moments = self.moments.swap() if turned else self.moments
-            aligner = seeded(factory(name, size), seed, len(x), x.shape[-1], y.shape[-1])
+            aligner = seeded(
+                factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]
+            )
             aligner.to(x.device)
             fit_map(name, aligner, moments)
-            diverged = self.like.train_on_rows(aligner, x, y, steps, self.rows_a_step, seed)
+            diverged = self.like.train_on_rows(
+                aligner, x, y, steps, self.rows_a_step, seed
+            )
             aligner.requires_grad_(False).eval()
             about = {"size": size, "parameters": parameters_of(aligner)}
             about |= {"steps": steps, "seed": seed}
             ways = {turned: Way(aligner)}
             if name not in ONE_WAY:
-                ways = {False: Way(aligner, aligner.inverse), True: Way(aligner.inverse, aligner)}
+                ways = {
+                    False: Way(aligner, aligner.inverse),
+                    True: Way(aligner.inverse, aligner),
+                }
             for direction, way in ways.items():
                 rows += self._rows(name, direction, way, about, diverged.tolist())
         return rows
 
     def _rows(
-        self, name: str, turned: bool, way: Way, about: Mapping[str, int], diverged: Sequence[int]
+        self,
+        name: str,
+        turned: bool,
+        way: Way,
+        about: Mapping[str, int],
+        diverged: Sequence[int],
     ) -> Iterator[dict[str, Any]]:
         """A row for each site of a map, from Y to X if `turned`, and of the floor beside each free network."""
         for method, figures in self._measured(name, turned, way).items():
@@ -459,13 +500,21 @@ class BijectionPrice(pl.LightningModule):
                 if diverged[s]:
                     training = f"diverged at step {diverged[s]}"
                 row = columns_of(place)
-                row |= {"method": method, "direction": "Y to X" if turned else "X to Y", **about}
+                row |= {
+                    "method": method,
+                    "direction": "Y to X" if turned else "X to Y",
+                    **about,
+                }
                 row |= {"diverged_step": diverged[s], "training": training}
                 for column in MEASURED:
-                    row[column] = finite(figures[column][s]) if column in figures else None
+                    row[column] = (
+                        finite(figures[column][s]) if column in figures else None
+                    )
                 yield row
 
-    def _measured(self, name: str, turned: bool, way: Way) -> dict[str, dict[str, Tensor]]:
+    def _measured(
+        self, name: str, turned: bool, way: Way
+    ) -> dict[str, dict[str, Tensor]]:
         """The figures of a map, (S,) each, and of the floor beside a free network, by method."""
         moments = self.moments
         held = self.held
@@ -481,5 +530,7 @@ class BijectionPrice(pl.LightningModule):
             figures[FAR_COLUMNS[self.stream.far_rows]] = errors.compute()
         measured = {name: figures}
         if name == FREE:
-            measured["floor"] = {"fvu": floor(mapped_rows(way, test.x), test.y, moments.mean_y)}
+            measured["floor"] = {
+                "fvu": floor(mapped_rows(way, test.x), test.y, moments.mean_y)
+            }
         return measured

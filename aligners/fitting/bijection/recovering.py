@@ -41,7 +41,13 @@ def random_inns(
     """
     sites, _, width = moments.xx.shape
     bank = INN(
-        sites, width, width, couplings=couplings, hidden=width, mixing="none", both_ways=False
+        sites,
+        width,
+        width,
+        couplings=couplings,
+        hidden=width,
+        mixing="none",
+        both_ways=False,
     )
     bank.fit(moments)
     for place, (strength, seed) in enumerate(zip(strengths, seeds, strict=True)):
@@ -52,14 +58,18 @@ def random_inns(
 
 
 @torch.no_grad()
-def _draw(conditioner: Conditioner, place: int, strength: float, draw: torch.Generator) -> None:
+def _draw(
+    conditioner: Conditioner, place: int, strength: float, draw: torch.Generator
+) -> None:
     (hidden,) = conditioner.hidden
     gains = {hidden: 1.0, conditioner.last: strength / math.sqrt(MEAN_SQUARE)}
     for layer, gain in gains.items():
         weight = cast(nn.Parameter, layer.weight)
         bias = cast(nn.Parameter, layer.bias)
         weight[place] = (
-            gain / math.sqrt(weight.shape[1]) * torch.randn(weight.shape[1:], generator=draw)
+            gain
+            / math.sqrt(weight.shape[1])
+            * torch.randn(weight.shape[1:], generator=draw)
         )
         bias[place] = 0
 
@@ -70,7 +80,9 @@ SCALED_ON = 256  # fitting texts from which centre and scale of the states are t
 class RandomTargets(Pairing):
     """A model with random bijections of its own states, drawn when the first states are read, whose scale they need."""
 
-    def __init__(self, named: list[tuple[str, str | None]], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, named: list[tuple[str, str | None]], options: Mapping[str, Any]
+    ) -> None:
         super().__init__(named, options)
         way = self.options["direction"]
         self.ways = ["forward", "backward"] if way == "both" else [way]
@@ -82,7 +94,9 @@ class RandomTargets(Pairing):
         """A place for every direction, strength, target and site, in this order."""
         sites = parse_sites(self.options["sites"], depths[0], depths[1], component)
         links = []
-        for way, strength, seed in product(self.ways, self.options["strengths"], self.seeds):
+        for way, strength, seed in product(
+            self.ways, self.options["strengths"], self.seeds
+        ):
             begins = f"{strength:g}/{seed}/"
             called = f"f{seed}(X), strength {strength:g}"
             if way == "backward":
@@ -124,7 +138,9 @@ class RandomTargets(Pairing):
         strengths = [about["strength"] for about in abouts]
         seeds = [about["target_seed"] for about in abouts]
         copies = len(self.ways) * len(self.options["strengths"]) * len(self.seeds)
-        return random_inns(_moments(data, copies), strengths, seeds, self.options["couplings"])
+        return random_inns(
+            _moments(data, copies), strengths, seeds, self.options["couplings"]
+        )
 
 
 def target_states(
@@ -161,7 +177,9 @@ def target_states(
     check_range(least=0, target_seed=target_seed)
     check_range(least=1, targets=targets)
     check_known(get_args(Direction), direction=direction)
-    check_range(least=2, couplings=couplings)  # one alone leaves half of the dimensions as they are
+    check_range(
+        least=2, couplings=couplings
+    )  # one alone leaves half of the dimensions as they are
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
         raise UserError(
             f"Expected `strengths` to be different numbers of at least 0, but got {strengths}."
@@ -187,11 +205,18 @@ def _moments(data: PairedActivations, copies: int) -> Moments:
     def read(texts: TextBatch) -> Moments:
         prepared = reader.prepare(texts).to(reader.model_x.device)
         x = read_rows(
-            reader.model_x, prepared.texts.inputs_x, sites, prepared.rows[0], data.component
+            reader.model_x,
+            prepared.texts.inputs_x,
+            sites,
+            prepared.rows[0],
+            data.component,
         ).cpu()
         return moments_of(x, x)
 
-    moments = reduce(merge_moments, map(read, data.load("fit", only=SCALED_ON, alone=True)))
+    moments = reduce(
+        merge_moments, map(read, data.load("fit", only=SCALED_ON, alone=True))
+    )
     return Moments(
-        moments.n, *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in moments[1:])
+        moments.n,
+        *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in moments[1:]),
     )

@@ -93,7 +93,11 @@ class UniverseAlignment(Alignment):
         widths = [model.width for model in self.stream.frozen]
         yield Fit(NETWORK, FORWARD, self.universe(sites, widths))
         if self.closed_form:
-            yield Fit(LINEAR, FORWARD, Universe(TwoLinear(sites, d_x, d_y), len(widths), widths))
+            yield Fit(
+                LINEAR,
+                FORWARD,
+                Universe(TwoLinear(sites, d_x, d_y), len(widths), widths),
+            )
 
     def universe(self, places: int, widths: Sequence[int]) -> Universe:
         """The universe that is trained, not yet fitted: see `network`."""
@@ -178,7 +182,10 @@ class UniverseAlignment(Alignment):
     def criteria(self) -> dict[str, Tensor]:
         """FVU of the last validation, the mean over the models at each of a site's places."""
         universe = self.universes()[NETWORK]
-        return {key: universe.over_models(found) for key, found in super().criteria().items()}
+        return {
+            key: universe.over_models(found)
+            for key, found in super().criteria().items()
+        }
 
     def universes(self) -> dict[str, Universe]:
         """The trained universe and the linear one, by name."""
@@ -188,7 +195,11 @@ class UniverseAlignment(Alignment):
         """Return the maps of all models as banks of k · S places, with what another process needs to use them."""
         bank = super().stored()
         bank.command = "universe"
-        bank.maps = {FORWARD: {name: universe.maps for name, universe in self.universes().items()}}
+        bank.maps = {
+            FORWARD: {
+                name: universe.maps for name, universe in self.universes().items()
+            }
+        }
         bank.pairs = {FORWARD: list(self.sites)}
         return bank
 
@@ -264,7 +275,9 @@ class Joining(Alignment):
         key = f"{FORWARD}.{NETWORK}"
         training = {}
         if key in stored.training and key in self.training_record:
-            training[key] = join_records([stored.training[key], self.training_record[key]])
+            training[key] = join_records(
+                [stored.training[key], self.training_record[key]]
+            )
         return replace(
             stored,
             maps={FORWARD: {NETWORK: _with(members, newcomer)}},
@@ -299,7 +312,9 @@ class Joining(Alignment):
             ValueError: it does not.
         """
         described = data.describe()
-        refuse_other_models(stored.data["models"], described["models"][:-1], str(stored.path))
+        refuse_other_models(
+            stored.data["models"], described["models"][:-1], str(stored.path)
+        )
         for name in ("component", "rows", "special_tokens"):
             if stored.data[name] != described[name]:
                 raise UserError(
@@ -337,7 +352,9 @@ def _with(members: Aligner, newcomer: Aligner) -> Aligner:
         return join_banks([members, newcomer])
     if not isinstance(members, SharedPart):
         models = members.sites // newcomer.sites
-        members = SharedPart.of({members.d_x: members}, [members.d_x] * models, members.d_y)
+        members = SharedPart.of(
+            {members.d_x: members}, [members.d_x] * models, members.d_y
+        )
     if not isinstance(newcomer, SharedPart):
         newcomer = SharedPart.of({newcomer.d_x: newcomer}, [newcomer.d_x], newcomer.d_y)
     of_each = [members.of_model(i) for i in range(len(members.widths))]

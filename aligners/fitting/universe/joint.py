@@ -36,7 +36,9 @@ class JointMoments(NamedTuple):
             models: k.
         """
         pairs = all_pairs(models)
-        mean_x, mean_y, xx, yy, xy = (part.unflatten(0, (len(pairs), -1)) for part in moments[1:])
+        mean_x, mean_y, xx, yy, xy = (
+            part.unflatten(0, (len(pairs), -1)) for part in moments[1:]
+        )
         mean = mean_x.new_zeros(models, *mean_x.shape[1:])
         scatter = xx.new_zeros(models, models, *xx.shape[1:])
         for p, (i, j) in enumerate(pairs):
@@ -57,7 +59,8 @@ class JointMoments(NamedTuple):
         """The moments of states divided by their root mean variance, one number for each model and site."""
         scale = self.variance.sqrt()[..., None]
         return self._replace(
-            mean=self.mean / scale, scatter=self.scatter / (scale[:, None] * scale[None])[..., None]
+            mean=self.mean / scale,
+            scatter=self.scatter / (scale[:, None] * scale[None])[..., None],
         )
 
     def own(self) -> Moments:
@@ -100,8 +103,13 @@ def paired_rows(states: Tensor, models: int) -> tuple[Tensor, Tensor]:
     return by_model[first].flatten(0, 1), by_model[second].flatten(0, 1)
 
 
-TOLERANCE = 1e-8  # as in CCA: directions with less of a model's largest variance do not vary
-NOISE, ROUNDS = 1e-3, 60  # variance of what is added to standardised states; iterations of L-BFGS
+TOLERANCE = (
+    1e-8  # as in CCA: directions with less of a model's largest variance do not vary
+)
+NOISE, ROUNDS = (
+    1e-3,
+    60,
+)  # variance of what is added to standardised states; iterations of L-BFGS
 SMALL = 1e-3  # the least variance that features of scaled states are taken to have
 
 
@@ -134,7 +142,11 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
     found = torch.zeros_like(starts)
     for site in range(found.shape[1]):
         search = _LeastError(
-            covariances[:, :, site], starts[:, site], deviations[:, site], widths, shared
+            covariances[:, :, site],
+            starts[:, site],
+            deviations[:, site],
+            widths,
+            shared,
         )
         for i, weights in enumerate(search.run()):
             found[i, site, : widths[i], : widths[i]] = weights
@@ -183,7 +195,9 @@ class _LeastError:
     @torch.enable_grad()
     def run(self) -> list[Tensor]:
         """Return W of each model, (d_i, d_i)."""
-        optimizer = torch.optim.LBFGS(self.weights, max_iter=ROUNDS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            self.weights, max_iter=ROUNDS, line_search_fn="strong_wolfe"
+        )
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -202,8 +216,12 @@ class _LeastError:
     def _error(self) -> Tensor:
         into = [weight[:, : self.shared] for weight in self.weights]
         back = self._back()
-        spread = torch.stack([a.mT @ c @ a for a, c in zip(into, self.within, strict=True)])
-        counts = torch.stack([b @ b.mT / width for b, width in zip(back, self.widths, strict=True)])
+        spread = torch.stack(
+            [a.mT @ c @ a for a, c in zip(into, self.within, strict=True)]
+        )
+        counts = torch.stack(
+            [b @ b.mT / width for b, width in zip(back, self.widths, strict=True)]
+        )
         error = (spread.sum(0) * counts.sum(0)).sum() - (spread * counts).sum()
         for i, j, block in self.between:
             error = error - 2 * (into[i].mT @ block * back[j]).sum() / self.widths[j]
@@ -213,7 +231,9 @@ class _LeastError:
     def _settled(self) -> list[Tensor]:
         """The maps in the space in which the mean of B Bᵀ is the identity, each with an orthonormal rest."""
         back = self._back()
-        values, vectors = torch.linalg.eigh(torch.stack([b @ b.mT for b in back]).mean(0))
+        values, vectors = torch.linalg.eigh(
+            torch.stack([b @ b.mT for b in back]).mean(0)
+        )
         root = (vectors * values.sqrt()) @ vectors.mT
         found = []
         for weight, size, b in zip(self.weights, self.deviations, back, strict=True):
@@ -299,7 +319,9 @@ def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
     roots, _, white = _whitened(joint)
     vectors, values = _leading(white, models * width)
     held = (roots @ vectors).square().sum(-2) * values.clamp(min=0)  # (k, S, k d)
-    held /= _within(joint.scatter / joint.n).diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
+    held /= (
+        _within(joint.scatter / joint.n).diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
+    )
     everyone = values >= SHARED_BY_ALL * models
     alone = values < SHARED_BY_ONE
     groups = torch.stack(
@@ -312,13 +334,19 @@ def _whitened(joint: JointMoments) -> tuple[Tensor, Tensor, Tensor]:
     """Roots of the models' covariances, their pseudo-inverses, and the covariances of whitened states."""
     covariance = joint.scatter / joint.n
     roots, inverses = _roots(_within(covariance))
-    return roots, inverses, torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
+    return (
+        roots,
+        inverses,
+        torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses),
+    )
 
 
 def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
     models, _, _, width, _ = blocks.shape
-    values, vectors = torch.linalg.eigh(blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2))
+    values, vectors = torch.linalg.eigh(
+        blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+    )
     parts = vectors[..., -most:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
     return parts, values[:, -most:].flip(-1)
 
@@ -335,7 +363,9 @@ def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
     varies = values > TOLERANCE * values[..., -1:]
     root = values.clamp(min=0).sqrt() * varies
     inverse = torch.where(varies, 1 / values.clamp(min=1e-300).sqrt(), 0.0)
-    return vectors * root[..., None, :] @ vectors.mT, vectors * inverse[..., None, :] @ vectors.mT
+    return vectors * root[..., None, :] @ vectors.mT, vectors * inverse[
+        ..., None, :
+    ] @ vectors.mT
 
 
 def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -352,7 +382,9 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     covariance = joint.scatter / joint.n
     models = len(joint.mean)
     variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
-    along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(-1)  # (k, k, S, d)
+    along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(
+        -1
+    )  # (k, k, S, d)
     within = _within(along)
     shared = along.sum(1) - within
     others = along.sum((0, 1)) - 2 * along.sum(1) + within

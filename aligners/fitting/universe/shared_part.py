@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.fitting.saved_bank import build_aligner, join_banks, kind_of, moments_at, take_places
+from aligners.fitting.saved_bank import (
+    build_aligner,
+    join_banks,
+    kind_of,
+    moments_at,
+    take_places,
+)
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments, squares
 
@@ -52,7 +58,10 @@ class SharedPart(Aligner):
         self.widths = list(widths)
         self.networks = {}
         for name, kind in networks.items():
-            self.networks[name] = {"class": kind["class"], "options": dict(kind["options"])}
+            self.networks[name] = {
+                "class": kind["class"],
+                "options": dict(kind["options"]),
+            }
         self.banks = nn.ModuleDict()
         self.of_width = _places_by_width(widths, sites // len(widths))
         for width, places in self.of_width.items():
@@ -67,7 +76,9 @@ class SharedPart(Aligner):
         self.register_buffer("variance_y", torch.ones(sites))
 
     @classmethod
-    def of(cls, banks: Mapping[int, Aligner], widths: Sequence[int], shared: int) -> Self:
+    def of(
+        cls, banks: Mapping[int, Aligner], widths: Sequence[int], shared: int
+    ) -> Self:
         """The shared part of bijections that are there.
 
         Args:
@@ -98,7 +109,9 @@ class SharedPart(Aligner):
         banks = {}
         for width in dict.fromkeys(widths):
             name = str(width)
-            of_width = [cast(Aligner, part.banks[name]) for part in parts if part.d_x == width]
+            of_width = [
+                cast(Aligner, part.banks[name]) for part in parts if part.d_x == width
+            ]
             banks[width] = join_banks(of_width)
         return cls.of(banks, widths, parts[0].d_y).requires_grad_(False).eval()
 

@@ -152,5 +152,7 @@ class TwoLinear(Affine):
     def fit(self, moments: Moments) -> None:
         """Solve both from moments, in float64."""
         self.set_map(
-            moments, least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING)
+            moments,
+            least_squares(moments, SHRINKING),
+            least_squares(moments.swap(), SHRINKING),
         )

@@ -26,9 +26,13 @@ class TypeErrors(DoubleMetric):
     full_state_update = False
     sums: Tensor
 
-    def __init__(self, sites: int, types: RowTypes, ids: Tensor, device: torch.device) -> None:
+    def __init__(
+        self, sites: int, types: RowTypes, ids: Tensor, device: torch.device
+    ) -> None:
         super().__init__()
-        self.types = replace(types, number=types.number.to(device), counts=types.counts.to(device))
+        self.types = replace(
+            types, number=types.number.to(device), counts=types.counts.to(device)
+        )
         self.ids, self.texts = ids.to(device).sort()
         sums = torch.zeros(1 + sites, len(types.names), dtype=torch.float64)
         self.add_state("sums", sums, dist_reduce_fx="sum")
@@ -37,7 +41,9 @@ class TypeErrors(DoubleMetric):
     def update(self, errors: Tensor, text: Tensor, place: Tensor) -> None:
         """Add the errors (S, N) of rows, of which (N,) say the id of the text and the place in it."""
         number = self.types.at(self.texts[torch.searchsorted(self.ids, text)], place)
-        self.sums.index_add_(1, number, torch.cat([torch.ones_like(errors[:1]), errors]).double())
+        self.sums.index_add_(
+            1, number, torch.cat([torch.ones_like(errors[:1]), errors]).double()
+        )
 
     def compute(self) -> Tensor:
         """The number of rows of each type, and the sums of their errors at each site: (1 + S, types)."""

@@ -8,7 +8,12 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from aligners.fitting.saved_bank import describe_aligner, kind_of, restored, take_places
-from aligners.fitting.universe.joint import JointMoments, linear_universe, maxvar, shared_rotations
+from aligners.fitting.universe.joint import (
+    JointMoments,
+    linear_universe,
+    maxvar,
+    shared_rotations,
+)
 from aligners.fitting.universe.shared_part import SharedPart
 from aligners.fitting.universe.through import ThroughSpace
 from aligners.maps.base import Aligner
@@ -18,7 +23,11 @@ from aligners.similarity.algebra.moments import Moments, squares
 
 NETWORK = "universe"  # name of the trained maps in reports and files
 LINEAR = "gcca"  # that of the linear universe beside them
-CLOSED_UNIVERSES = (LINEAR, "procrustes", "gcpa")  # the last two are in earlier files alone
+CLOSED_UNIVERSES = (
+    LINEAR,
+    "procrustes",
+    "gcpa",
+)  # the last two are in earlier files alone
 
 RIVALS = 64  # rows that a mapped state is told apart from
 TEMPERATURE = 0.05  # divides the cosines
@@ -55,7 +64,9 @@ class Universe(Aligner, registered=False):
     turns: Tensor | None = None
     rivals: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, maps: Aligner, models: int, widths: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, maps: Aligner, models: int, widths: Sequence[int] | None = None
+    ) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
         self.maps = maps
         self.models = models
@@ -81,7 +92,9 @@ class Universe(Aligner, registered=False):
 
     def from_mean(self, embedded: Tensor) -> Tensor:
         """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
-        return self.maps.inverse(_means_of_others(embedded.unflatten(0, (self.models, -1))))
+        return self.maps.inverse(
+            _means_of_others(embedded.unflatten(0, (self.models, -1)))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
@@ -175,7 +188,11 @@ class Universe(Aligner, registered=False):
 
     def options(self) -> dict[str, Any]:
         """The number of models, what the maps are, and the weight in the loss."""
-        return {"models": self.models, "maps": kind_of(self.maps), "contrastive": self.contrastive}
+        return {
+            "models": self.models,
+            "maps": kind_of(self.maps),
+            "contrastive": self.contrastive,
+        }
 
     def map(self, i: int, j: int) -> ThroughSpace:
         """The map from model i into model j at all sites, on their own widths."""
@@ -219,7 +236,9 @@ def _start_network(maps: Aligner, joint: JointMoments) -> None:
         weights = linear_universe(joint, widths, maps.d_y) / scale
         cast(INN, maps).start_at(joint.mapped(weights), weights.flatten(0, 1))
     else:
-        maps.fit(joint.mapped(shared_rotations(joint.scaled(), widths, maps.d_y) / scale))
+        maps.fit(
+            joint.mapped(shared_rotations(joint.scaled(), widths, maps.d_y) / scale)
+        )
 
 
 def _fit_gcca(maps: Affine, joint: JointMoments) -> None:

@@ -14,7 +14,13 @@ from aligners.datamodules.rows.read_rows import PairedBatch, Place, Plan
 from aligners.errors import UserError
 from aligners.fitting.bank_training import BankTraining, stored_of
 from aligners.fitting.heldout_retrieval import RETRIEVAL_COLUMNS, HeldOutRows
-from aligners.fitting.map_errors import FAR_COLUMNS, FarErrors, MapErrors, Way, error_rows
+from aligners.fitting.map_errors import (
+    FAR_COLUMNS,
+    FarErrors,
+    MapErrors,
+    Way,
+    error_rows,
+)
 from aligners.fitting.read_moments import moments_of_states
 from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, take_sites
 from aligners.fitting.training_status import outcomes, worst_of
@@ -108,7 +114,9 @@ class UniverseEvaluation(pl.LightningModule):
         space = self.spaces[NETWORK]
         places = len(all_pairs(self.models)) * len(self.sites)
         self.embedded = MomentsMetric(places, space.d_y, space.d_y).to(self.device)
-        self.drawn = HeldOutRows(space.sites, space.d_x, space.d_x, seed=0, device=self.device)
+        self.drawn = HeldOutRows(
+            space.sites, space.d_x, space.d_x, seed=0, device=self.device
+        )
         self.by_type: TypeErrors | None = None
         types = self.stream.types("test")
         if types is not None:
@@ -137,7 +145,9 @@ class UniverseEvaluation(pl.LightningModule):
         except UserError as error:  # with too few rows
             self.left_out[LINEAR] = str(error)
             return
-        self.spaces[LINEAR] = self.universes[LINEAR] = linear.requires_grad_(False).eval()
+        self.spaces[LINEAR] = self.universes[LINEAR] = linear.requires_grad_(
+            False
+        ).eval()
         self.stored.maps[FORWARD][LINEAR] = maps
 
     # ------------------------------------------------------------------ the pass
@@ -187,7 +197,10 @@ class UniverseEvaluation(pl.LightningModule):
         by_model = batch.x.unflatten(0, (self.models, -1))
         x = by_model[i, ..., : self.widths[i]]
         y = by_model[j, ..., : self.widths[j]]
-        means = self.means[i, ..., : self.widths[i]], self.means[j, ..., : self.widths[j]]
+        means = (
+            self.means[i, ..., : self.widths[i]],
+            self.means[j, ..., : self.widths[j]],
+        )
         return x, y, means
 
     def _add_trips_of_network(
@@ -202,7 +215,12 @@ class UniverseEvaluation(pl.LightningModule):
         self._add_trips(NETWORK, universe, x, embedded, batch)
 
     def _add_trips(
-        self, name: str, universe: Universe, x: Tensor, embedded: Tensor, batch: PairedBatch
+        self,
+        name: str,
+        universe: Universe,
+        x: Tensor,
+        embedded: Tensor,
+        batch: PairedBatch,
     ) -> None:
         """Add the trip into the space and back, and that from a model over two others back to it."""
         over = universe.predicted(embedded, 1)
@@ -211,12 +229,18 @@ class UniverseEvaluation(pl.LightningModule):
         self._add(f"{name}/trip", _known(x, universe.predicted(embedded, 0)), x, batch)
         self._add(f"{name}/cycle", _known(x, over), x, batch)
 
-    def _add_to_space(self, universe: Universe, embedded: Tensor, batch: PairedBatch) -> None:
+    def _add_to_space(
+        self, universe: Universe, embedded: Tensor, batch: PairedBatch
+    ) -> None:
         """Add what the directions of the space, and the types that are shared least, are found from."""
         self.embedded.update(*paired_rows(embedded, self.models))
         if self.by_type is not None:
             errors = (universe.from_mean(embedded) - batch.x).square().mean(-1)
-            relative = (errors / self.variance[:, None]).unflatten(0, (self.models, -1)).mean(0)
+            relative = (
+                (errors / self.variance[:, None])
+                .unflatten(0, (self.models, -1))
+                .mean(0)
+            )
             self.by_type.update(relative, batch.text, batch.rows.place)
 
     def _add_beside(self, batch: PairedBatch) -> None:
@@ -285,10 +309,17 @@ class UniverseEvaluation(pl.LightningModule):
                     ends.append(((target + shift) % self.models, target))
                 yield from self._rows_of(key, name, universe.maps, trained, ends)
         for pair in self.pair_maps:
-            yield from self._rows_of(pair.key, pair.method, pair.maps, pair.training, [pair.ends])
+            yield from self._rows_of(
+                pair.key, pair.method, pair.maps, pair.training, [pair.ends]
+            )
 
     def _rows_of(
-        self, key: str, method: str, maps: Aligner, trained: list[str | None], ends: Sequence[Ends]
+        self,
+        key: str,
+        method: str,
+        maps: Aligner,
+        trained: list[str | None],
+        ends: Sequence[Ends],
     ) -> list[dict[str, Any]]:
         """The rows of maps between some models, at all sites of each.
 
@@ -306,14 +337,18 @@ class UniverseEvaluation(pl.LightningModule):
             for s, sites in enumerate(self.sites):
                 about = {"site": self.names[s]}
                 places.append(
-                    Place("", self.members[i], self.members[j], sites[i], sites[j], about)
+                    Place(
+                        "", self.members[i], self.members[j], sites[i], sites[j], about
+                    )
                 )
                 outcome = trained[s]
                 if method in self.spaces:  # of two maps, the worse
                     both = ({"training": trained[m * count + s]} for m in (i, j))
                     outcome = worst_of(both)["training"]
                 training.append(outcome)
-        return error_rows(places, method, maps, training, self._columns(key, method, len(places)))
+        return error_rows(
+            places, method, maps, training, self._columns(key, method, len(places))
+        )
 
     def _columns(self, key: str, method: str, places: int) -> dict[str, Any]:
         """The figures of a map at its places, by the column of the report."""
@@ -339,7 +374,11 @@ class UniverseEvaluation(pl.LightningModule):
         variance, explained = directions(joint)
         for s, site in enumerate(self.names):
             for d in range(variance.shape[1]):
-                row = {"site": site, "direction": d + 1, "variance": float(variance[s, d])}
+                row = {
+                    "site": site,
+                    "direction": d + 1,
+                    "variance": float(variance[s, d]),
+                }
                 for m, model in enumerate(self.members):
                     row[model] = float(explained[m, s, d])
                 yield row
@@ -352,7 +391,12 @@ class UniverseEvaluation(pl.LightningModule):
             held = 1 - self._figures(HELD)["fvu"].unflatten(0, (self.models, -1))
         for s, site in enumerate(self.names):
             for m, model in enumerate(self.members):
-                row = {"site": site, "model": model, "width": self.widths[m], "shared": space.d_y}
+                row = {
+                    "site": site,
+                    "model": model,
+                    "width": self.widths[m],
+                    "shared": space.d_y,
+                }
                 row["held"] = float(held[m, s])
                 for g, name in enumerate(GROUPS):
                     row[name] = None if groups is None else float(groups[g, m, s])

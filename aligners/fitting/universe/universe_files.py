@@ -5,7 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from aligners.errors import UserError
-from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, load_bank, records_at
+from aligners.fitting.saved_bank import (
+    BACKWARD,
+    FORWARD,
+    StoredBank,
+    load_bank,
+    records_at,
+)
 from aligners.fitting.universe.joint import all_pairs
 from aligners.fitting.universe.shared_part import cut
 from aligners.fitting.universe.universe import NETWORK, Universe
@@ -54,7 +60,9 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
     for p, (i, j) in enumerate(all_pairs(len(widths))):
         moments = bank.moments
         if moments is not None:
-            moments = cut(moments, slice(p * count, (p + 1) * count), widths[i], widths[j])
+            moments = cut(
+                moments, slice(p * count, (p + 1) * count), widths[i], widths[j]
+            )
         pairs = [(of[i], of[j]) for of in sites]
         pair = replace(
             bank,
@@ -67,7 +75,9 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
         yield i, j, pair
 
 
-def _maps_between(universes: dict[str, Universe], i: int, j: int) -> dict[str, dict[str, Aligner]]:
+def _maps_between(
+    universes: dict[str, Universe], i: int, j: int
+) -> dict[str, dict[str, Aligner]]:
     """The maps from model i into j, and back where a map is no bijection: route -> name -> map."""
     maps: dict[str, dict[str, Aligner]] = {FORWARD: {}, BACKWARD: {}}
     for name, universe in universes.items():

@@ -54,10 +54,17 @@ RIDGES = (
     1e-1,
 )  # of least squares, from which rows choose; exact maps want none
 ROWS = 2  # fitting rows that a map takes for each dimension
-KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes, LINEAR: Ridge}
+KINDS: dict[str, type[Affine]] = {
+    "permutation": Permutation,
+    TURNED: Procrustes,
+    LINEAR: Ridge,
+}
 MAPS = tuple(KINDS)
 COSTLY = 8  # sites at which OLD's states are put into NEW
-ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
+ENDS = (
+    "first",
+    "most",
+)  # of a verdict: numbers of site pairs, in its report sites of NEW
 EXACT = 1e-13  # nats, or a squared difference of cosines: what float64 makes of equal answers
 
 OFF = "weights off by {} rounding"  # a variant of OLD
@@ -136,10 +143,15 @@ class Comparison:
         check_range(least=0, costs=self.costs)
         check_range(least=1, most=self.most, batch_size=self.batch_size)
         old, new = self.old, self.new
-        self.asked = Asked(old, new, labelled=self.labelled, seed=self.seed, alike=self.held.alike)
+        self.asked = Asked(
+            old, new, labelled=self.labelled, seed=self.seed, alike=self.held.alike
+        )
         self.precision = precision.stored_precision(new)
         sites = [list(side) for side in zip(*self.pairs, strict=True)]
-        self.readers = [Reader(old, 0, sites[0], self.kind), Reader(new, 1, sites[1], self.kind)]
+        self.readers = [
+            Reader(old, 0, sites[0], self.kind),
+            Reader(new, 1, sites[1], self.kind),
+        ]
         self._check_rows()
         changed = self._changed_weights()
         further = partial(padded, most=old.max_length)
@@ -157,7 +169,9 @@ class Comparison:
     def _changed_weights(self) -> dict[str, FrozenModel]:
         """OLD with its weights rounded in other ways, as a change of format may leave them."""
         old, stored = self.old, self.precision
-        changed = {OFF.format("float32"): precision.saved_elsewhere(old, "float32", self.seed)}
+        changed = {
+            OFF.format("float32"): precision.saved_elsewhere(old, "float32", self.seed)
+        }
         if stored == "float32":
             return changed
         if precision.stored_precision(old) != stored:
@@ -166,12 +180,17 @@ class Comparison:
             def as_stored(name: str, weight: Tensor) -> Tensor:
                 return precision.rounded(weight, stored, like.get(name))
 
-            changed[f"weights rounded to {stored}"] = precision.with_weights(old, as_stored)
+            changed[f"weights rounded to {stored}"] = precision.with_weights(
+                old, as_stored
+            )
         changed[OFF.format(stored)] = precision.saved_elsewhere(old, stored, self.seed)
         return changed
 
     def _check_rows(self) -> None:
-        read = {texts: texts[range(len(texts))[: self.most]] for texts in (self.fit, self.held)}
+        read = {
+            texts: texts[range(len(texts))[: self.most]]
+            for texts in (self.fit, self.held)
+        }
         counts = [sum(self.readers[0].rows_of(batch).counts) for batch in read.values()]
         if self.kind.policy == "tokens" and any(
             batch.inputs[0] is not batch.inputs[1] for batch in read.values()
@@ -184,7 +203,10 @@ class Comparison:
                 f"Expected texts with rows that {self.old.name} and {self.new.name} have in common, but got none. Give "
                 "texts of words that both read."
             )
-        needed, given = ROWS * max(self.old.width, self.new.width), len(read[self.fit].text)
+        needed, given = (
+            ROWS * max(self.old.width, self.new.width),
+            len(read[self.fit].text),
+        )
         if self.maps and counts[0] < needed:
             raise UserError(
                 f"Expected fitting texts with at least {needed:,} rows, {ROWS} for each dimension, to fit `maps`, but "
@@ -195,7 +217,9 @@ class Comparison:
     def _batches(self, texts: TokenisedTexts) -> list[list[int]]:
         """Texts of similar length together, the batches in a random order."""
         order = (
-            texts.lengths[: self.most].argsort(descending=True, stable=True).split(self.batch_size)
+            texts.lengths[: self.most]
+            .argsort(descending=True, stable=True)
+            .split(self.batch_size)
         )
         draw = torch.Generator().manual_seed(self.seed)
         return [order[n].tolist() for n in torch.randperm(len(order), generator=draw)]
@@ -213,7 +237,9 @@ class Comparison:
         self.fitted, self.refused = self._fit(moments)
         self.far_errors: dict[str, FarErrors] = {}
         parts = list[Sums]()
-        for number, places in enumerate(self.track(self._batches(self.held), "Comparing")):
+        for number, places in enumerate(
+            self.track(self._batches(self.held), "Comparing")
+        ):
             costs = number * self.batch_size < self.costs
             parts.append(self.measure(self.held[places], costs=costs))
         sums = {}
@@ -227,7 +253,9 @@ class Comparison:
 
     def _fit(self, moments: Moments) -> tuple[dict[str, Map], dict[str, str]]:
         """Solve the closed forms in float64; those that cannot be are left out, with the reason."""
-        fitted: dict[str, Map] = {AS_IS: lambda x: x} if self.old.width == self.new.width else {}
+        fitted: dict[str, Map] = (
+            {AS_IS: lambda x: x} if self.old.width == self.new.width else {}
+        )
         refused = {}
         for name in self.maps:
             try:
@@ -271,7 +299,9 @@ class Comparison:
         of_units, sums = dict[str, Tensor](), Sums()
         if task is not None:
             of_units |= answer_sums(self.asked, task, own, theirs)
-        elif own is not None:  # without a head: compared at the end with those of all texts
+        elif (
+            own is not None
+        ):  # without a head: compared at the end with those of all texts
             sums = {"old": own.T, "new": theirs.T}
         for name, reader in self.variants.items():
             again, answers = reader(batch, self.asked, task)
@@ -309,7 +339,11 @@ class Comparison:
             self.far_errors[name].update(mapped, y.double())
 
     def _costs(
-        self, task: TaskBatch, rows: Tensor, own: Tensor, kept: tuple[Tensor, Tensor] | None
+        self,
+        task: TaskBatch,
+        rows: Tensor,
+        own: Tensor,
+        kept: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
 
@@ -330,7 +364,9 @@ class Comparison:
                 states = mapped[place].float().to(self.new.device)
                 if kept is not None:
                     own_states, places = kept
-                    states = own_states[place].index_copy(0, places.to(states.device), states)
+                    states = own_states[place].index_copy(
+                        0, places.to(states.device), states
+                    )
                 site = self.pairs[place][1]
                 logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
                 answers = chosen(logits, task.targets, self.new.class_map)
@@ -338,8 +374,12 @@ class Comparison:
                 if not self.asked.scored:  # without right answers it means nothing
                     loss = loss * torch.nan
                 found.append(torch.stack([divergences(own, answers), loss]))
-        costs = per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(at))), task.targets)
-        every = costs.new_full((*costs.shape[:2], len(self.pairs), costs.shape[-1]), torch.nan)
+        costs = per_text_sums(
+            torch.stack(found, 1).unflatten(1, (-1, len(at))), task.targets
+        )
+        every = costs.new_full(
+            (*costs.shape[:2], len(self.pairs), costs.shape[-1]), torch.nan
+        )
         return every.index_copy_(2, torch.tensor(at, device=costs.device), costs)
 
     # ------------------------------------------------------------------ what was found
@@ -356,7 +396,9 @@ class Comparison:
         sites = self.readers[0].sites
         tables = {"function": function, "weights": weights, "floors": list[Row]()}
         for number, site in enumerate(sites):
-            at_site = {name: values[number] for name, values in floors_of_variants.items()}
+            at_site = {
+                name: values[number] for name, values in floors_of_variants.items()
+            }
             tables["floors"].append({"site": site, **at_site})
         for one in left:
             for name, part in one.tables().items():
@@ -369,10 +411,14 @@ class Comparison:
         total = sums["total of old"].sum(-1)
         return {name: (sums[name].sum(-1) / total).tolist() for name in self.variants}
 
-    def _map_floors(self, of_variants: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    def _map_floors(
+        self, of_variants: Mapping[str, Sequence[float]]
+    ) -> dict[str, list[float]]:
         """The floor of each map at each site pair: the largest of the variants that count for it."""
         every = list(of_variants.values())
-        strictly = [values for name, values in of_variants.items() if not self.loose[name]]
+        strictly = [
+            values for name, values in of_variants.items() if not self.loose[name]
+        ]
         loose = [max(at) for at in zip(*every, strict=True)]
         strict = [max(at) for at in zip(*strictly, strict=True)]
         floors = {}
@@ -387,7 +433,9 @@ class Comparison:
             names = {"model_x": self.old.name, "model_y": self.new.name}
             places.append({**names, "site_x": i, "site_y": j})
         rows = site_rows(sums, floors, places, self.seed)
-        with_far = {name: errors.compute().tolist() for name, errors in self.far_errors.items()}
+        with_far = {
+            name: errors.compute().tolist() for name, errors in self.far_errors.items()
+        }
         for number, row in enumerate(rows):
             if row["method"] in with_far:
                 row["fvu_with_far"] = with_far[row["method"]][number % len(self.pairs)]
@@ -411,7 +459,9 @@ class Comparison:
             same = function[0]["same"]
             elsewhere = function[0]["same_elsewhere"]
         alike = partial(precision.equal_spectra, self.old, self.new, changed)
-        return decide(fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike)
+        return decide(
+            fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike
+        )
 
     def _meta(self, verdict: Verdict, weights: Sequence[Row]) -> dict[str, Any]:
         """What holds for all rows."""
@@ -468,7 +518,10 @@ class Comparison:
             "token": torch.cat(tokens),
             "texts": self.texts["text"][:],
         }
-        return [Residuals(self.pairs[n][1], left[:, k], **about) for k, n in enumerate(places)]
+        return [
+            Residuals(self.pairs[n][1], left[:, k], **about)
+            for k, n in enumerate(places)
+        ]
 
 
 # ---------------------------------------------------------------------- figures, with intervals, floors and tolerances
@@ -489,7 +542,11 @@ def site_rows(
     costly = "costs" in sums
     for number, (name, floor) in enumerate(floors.items()):
         for s, place in enumerate(places):
-            row = {**place, "method": name, **mean_columns("fvu", sums[name][s], total[s], seed)}
+            row = {
+                **place,
+                "method": name,
+                **mean_columns("fvu", sums[name][s], total[s], seed),
+            }
             row["floor"] = floor[s]
             row["tolerance"] = TIMES * max(floor[s], LEAST)
             row["within"] = row["fvu"] is not None and row["fvu"] <= row["tolerance"]
@@ -503,7 +560,9 @@ def site_rows(
     return rows
 
 
-def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: int) -> list[Row]:
+def function_of(
+    sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: int
+) -> list[Row]:
     """Whether two models answer alike: what differs, with its interval, beside the floor; nothing if not compared.
 
     Args:
@@ -520,7 +579,12 @@ def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: in
     else:
         measure = "mean squared difference of cosines"
         units, quantities, floors = _cosines_compared(sums, list(variants))
-    row: Row = {"what": asked.what, "measure": measure, "units": int(units.sum()), "floors": floors}
+    row: Row = {
+        "what": asked.what,
+        "measure": measure,
+        "units": int(units.sum()),
+        "floors": floors,
+    }
     for name, values in quantities.items():
         row |= mean_columns(name, values, units, seed)
     strict = [value for name, value in floors.items() if not variants[name]]
@@ -528,11 +592,15 @@ def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: in
         floor = max(EXACT, *counted)
         row[f"floor{suffix}"] = floor
         row[f"tolerance{suffix}"] = TIMES * floor
-        row[f"same{suffix}"] = row["difference"] is not None and row["difference"] <= TIMES * floor
+        row[f"same{suffix}"] = (
+            row["difference"] is not None and row["difference"] <= TIMES * floor
+        )
     return [row]
 
 
-Answered = tuple[Tensor, dict[str, Tensor], dict[str, float]]  # units, quantities, floors
+Answered = tuple[
+    Tensor, dict[str, Tensor], dict[str, float]
+]  # units, quantities, floors
 
 
 def _answers_compared(sums: Sums, asked: Asked, variants: Sequence[str]) -> Answered:
@@ -543,7 +611,9 @@ def _answers_compared(sums: Sums, asked: Asked, variants: Sequence[str]) -> Answ
         quantities["loss_old"] = sums["loss_old"]
         quantities["loss_new"] = sums["loss_new"]
         quantities["loss_change"] = sums["loss_new"] - sums["loss_old"]
-    floors = {name: float(sums[f"answers of {name}"].sum() / units.sum()) for name in variants}
+    floors = {
+        name: float(sums[f"answers of {name}"].sum() / units.sum()) for name in variants
+    }
     return units, quantities, floors
 
 

@@ -14,7 +14,11 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 INT8, LEVELS = "int8", 127
 ON_GRID = 1e-3  # of a step, how far weights that are multiples of it may lie from one
 ALIKE = 1e-5  # largest relative difference of singular values that are the same
-EMBEDDINGS = ("embed", ".wte.", ".wpe.")  # in names of weights that come before the blocks
+EMBEDDINGS = (
+    "embed",
+    ".wte.",
+    ".wpe.",
+)  # in names of weights that come before the blocks
 TIMES = 2.0  # what rounding explains of a weight's difference, as a multiple of what it does to the old weight
 
 
@@ -27,24 +31,35 @@ def stored_precision(model: FrozenModel) -> str:
     """
     for name in ("bfloat16", "float16") if model.quantised is None else ():
         if all(
-            torch.equal(w, w.to(getattr(torch, name)).to(w.dtype)) for w in model.model.parameters()
+            torch.equal(w, w.to(getattr(torch, name)).to(w.dtype))
+            for w in model.model.parameters()
         ):
             return name
     matrices = [w for block in model.blocks for w in block.parameters() if w.ndim == 2]
-    whole = model.quantised is not None or all(_grid_axis(w) is not None for w in matrices)
+    whole = model.quantised is not None or all(
+        _grid_axis(w) is not None for w in matrices
+    )
     return INT8 if matrices and whole else "float32"
 
 
 def _steps(weight: Tensor, axis: int) -> Tensor:
     """The step of each row (`axis` 1) or column (0) of a matrix in symmetric int8."""
-    return weight.abs().amax(axis, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LEVELS
+    return (
+        weight.abs().amax(axis, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+        / LEVELS
+    )
 
 
 def _grid_axis(weight: Tensor) -> int | None:
     """Along which axis a matrix is in multiples of its steps; None if along neither."""
     counts = {axis: weight / _steps(weight, axis) for axis in (1, 0)}
     return next(
-        (axis for axis, n in counts.items() if bool(((n - n.round()).abs() < ON_GRID).all())), None
+        (
+            axis
+            for axis, n in counts.items()
+            if bool(((n - n.round()).abs() < ON_GRID).all())
+        ),
+        None,
     )
 
 
@@ -67,7 +82,9 @@ def with_weights(
     changed.class_map = model.class_map
     with torch.no_grad():
         for place, weight in changed.model.named_parameters():
-            weight.copy_(change(place, weight) if weight.is_floating_point() else weight)
+            weight.copy_(
+                change(place, weight) if weight.is_floating_point() else weight
+            )
     return changed
 
 
@@ -84,7 +101,9 @@ def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tenso
         else 1
     )
     return (
-        weight if axis is None else (weight / _steps(weight, axis)).round() * _steps(weight, axis)
+        weight
+        if axis is None
+        else (weight / _steps(weight, axis)).round() * _steps(weight, axis)
     )
 
 
@@ -106,7 +125,9 @@ def _weights(model: FrozenModel) -> dict[str, Tensor]:
     return dict(model.model.named_parameters(remove_duplicate=False))
 
 
-def weight_changes(old: FrozenModel, new: FrozenModel, precision: str) -> list[dict[str, Any]]:
+def weight_changes(
+    old: FrozenModel, new: FrozenModel, precision: str
+) -> list[dict[str, Any]]:
     """How much each weight differs; nothing where architectures do, or weights are quantised.
 
     Under different heads only the weights below them are compared. Other coordinates of the same function are
@@ -118,22 +139,37 @@ def weight_changes(old: FrozenModel, new: FrozenModel, precision: str) -> list[d
     """
     mine, theirs = _weights(old), _weights(new)
     if mine.keys() != theirs.keys():
-        mine, theirs = (dict(model.model.base_model.named_parameters()) for model in (old, new))
+        mine, theirs = (
+            dict(model.model.base_model.named_parameters()) for model in (old, new)
+        )
     common = {
-        name: w for name, w in mine.items() if name in theirs and theirs[name].shape == w.shape
+        name: w
+        for name, w in mine.items()
+        if name in theirs and theirs[name].shape == w.shape
     }
     floating = all(w.is_floating_point() for w in (*mine.values(), *theirs.values()))
     if (old.depth, old.width) != (new.depth, new.width) or not floating:
         return []
     places = {
-        id(w): number for number, block in enumerate(old.blocks, 1) for w in block.parameters()
+        id(w): number
+        for number, block in enumerate(old.blocks, 1)
+        for w in block.parameters()
     }
     found = []
     for name, weight in common.items():
-        before, after = weight.detach().double(), theirs[name].detach().double().to(weight.device)
-        size = max(float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny)
+        before, after = (
+            weight.detach().double(),
+            theirs[name].detach().double().to(weight.device),
+        )
+        size = max(
+            float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny
+        )
         rounding = (
-            float((rounded(weight.detach(), precision, theirs[name]).double() - before).norm())
+            float(
+                (
+                    rounded(weight.detach(), precision, theirs[name]).double() - before
+                ).norm()
+            )
             / size
         )
         outside = 0 if any(part in name for part in EMBEDDINGS) else old.depth + 1
@@ -155,5 +191,6 @@ def equal_spectra(old: FrozenModel, new: FrozenModel, names: list[str]) -> bool:
 
     pairs = ((values(old, name), values(new, name)) for name in names)
     return all(
-        float((after - before).norm()) <= ALIKE * float(before.norm()) for before, after in pairs
+        float((after - before).norm()) <= ALIKE * float(before.norm())
+        for before, after in pairs
     )

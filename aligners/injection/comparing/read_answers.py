@@ -18,7 +18,11 @@ from aligners.models.model import FrozenModel, Inputs
 Run = Callable[[Inputs], list[Tensor]]
 PADDED = 7  # columns of further padding
 UNITS = 2**22  # logits that are compared at once, in float64
-KINDS = {"classification": "classes", "causal": "next tokens", "masked": "masked tokens"}
+KINDS = {
+    "classification": "classes",
+    "causal": "next tokens",
+    "masked": "masked tokens",
+}
 
 
 def in_two(run: Run, inputs: Inputs) -> list[Tensor]:
@@ -38,7 +42,9 @@ def padded(run: Run, inputs: Inputs, most: int | None = None) -> list[Tensor]:
     room = PADDED if most is None else min(PADDED, most - inputs["input_ids"].shape[1])
     return [
         state[:, room:]
-        for state in run({name: pad(value, (room, 0)) for name, value in inputs.items()})
+        for state in run(
+            {name: pad(value, (room, 0)) for name, value in inputs.items()}
+        )
     ]
 
 
@@ -59,16 +65,22 @@ class Asked:
     """
 
     def __init__(
-        self, old: FrozenModel, new: FrozenModel, *, labelled: bool, seed: int, alike: bool
+        self,
+        old: FrozenModel,
+        new: FrozenModel,
+        *,
+        labelled: bool,
+        seed: int,
+        alike: bool,
     ) -> None:
         self.model, self.seed, self.labelled, self.why = old, seed, labelled, ""
-        self.what: str | None = "similarities of texts" if old.task is None else KINDS[old.task]
+        self.what: str | None = (
+            "similarities of texts" if old.task is None else KINDS[old.task]
+        )
         if not alike:
             self.why = "their tokenizers differ, so they answer about different tokens"
         elif old.task != new.task or old.unasked or new.unasked:
-            self.why = (
-                f"their heads answer different questions: {_answered(old)} and {_answered(new)}"
-            )
+            self.why = f"their heads answer different questions: {_answered(old)} and {_answered(new)}"
         elif old.regression or new.regression:
             self.why = "a head predicts numbers, which have no distribution to compare"
         elif old.class_map is None and old.label_names != new.label_names:
@@ -111,7 +123,9 @@ class Reader:
     number: int
     sites: Sequence[int]
     kind: RowKind
-    layout: Callable[[Run, Inputs], list[Tensor]] = lambda run, inputs: run(inputs)  # as it is
+    layout: Callable[[Run, Inputs], list[Tensor]] = lambda run, inputs: run(
+        inputs
+    )  # as it is
 
     def rows_of(self, batch: TextBatch) -> Rows:
         """Where the rows of a batch are, on the CPU, without those that are marked as far from all others."""
@@ -125,11 +139,18 @@ class Reader:
             sorted(set(sites)),
         )
         return dict(
-            zip(wanted, self.layout(partial(self.model.front, sites=wanted), placed), strict=True)
+            zip(
+                wanted,
+                self.layout(partial(self.model.front, sites=wanted), placed),
+                strict=True,
+            )
         )
 
     def __call__(
-        self, batch: TextBatch, asked: Asked | None = None, task: TaskBatch | None = None
+        self,
+        batch: TextBatch,
+        asked: Asked | None = None,
+        task: TaskBatch | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Read the rows (S, N, d), float32, and what is answered.
 
@@ -138,8 +159,12 @@ class Reader:
         """
         model, last = self.model, self.model.depth
         answers = asked is not None and asked.what is not None
-        states = self.states(batch.inputs[self.number], [*self.sites, *([last] if answers else [])])
-        rows = gather_rows(states, self.sites, self.rows_of(batch).to(model.device), model.width)
+        states = self.states(
+            batch.inputs[self.number], [*self.sites, *([last] if answers else [])]
+        )
+        rows = gather_rows(
+            states, self.sites, self.rows_of(batch).to(model.device), model.width
+        )
         if not answers:
             return rows, None
         if task is None:
@@ -147,25 +172,37 @@ class Reader:
             return rows, normalize(gather_rows(states, [last], whole, model.width)[0])
         task = task.to(model.device)
         top = (
-            self.states(task.inputs, [last])[last] if model.task == "masked" else states[last]
+            self.states(task.inputs, [last])[last]
+            if model.task == "masked"
+            else states[last]
         )  # of masked texts
-        return rows, chosen(model.tail(task.inputs, last, top), task.targets, model.class_map)
+        return rows, chosen(
+            model.tail(task.inputs, last, top), task.targets, model.class_map
+        )
 
 
 def divergences(own: Tensor, other: Tensor) -> Tensor:
     """KL(own ‖ other) of logits (U, C), in nats and in float64: (U,)."""
     size = max(1, UNITS // own.shape[-1])
     parts = zip(own.split(size), other.to(own.device).split(size), strict=True)
-    return torch.cat([divergence(theirs.double(), mine.double()) for mine, theirs in parts]).clamp(
-        min=0
-    )
+    return torch.cat(
+        [divergence(theirs.double(), mine.double()) for mine, theirs in parts]
+    ).clamp(min=0)
 
 
-def answer_sums(asked: Asked, task: TaskBatch, old: Tensor, new: Tensor) -> dict[str, Tensor]:
+def answer_sums(
+    asked: Asked, task: TaskBatch, old: Tensor, new: Tensor
+) -> dict[str, Tensor]:
     """What stands for each unit: divergence, agreement and, where there is a right answer, both losses, each (U,)."""
     mine, theirs = (
-        unit_answers(logits, task.targets.to(old.device)) for logits in (old, new.to(old.device))
+        unit_answers(logits, task.targets.to(old.device))
+        for logits in (old, new.to(old.device))
     )
-    found = {"kl": divergences(old, new), "agree": (mine.answer == theirs.answer).double()}
+    found = {
+        "kl": divergences(old, new),
+        "agree": (mine.answer == theirs.answer).double(),
+    }
     found["units"] = torch.ones_like(found["kl"])
-    return found | ({"loss_old": mine.loss, "loss_new": theirs.loss} if asked.scored else {})
+    return found | (
+        {"loss_old": mine.loss, "loss_new": theirs.loss} if asked.scored else {}
+    )

@@ -53,21 +53,27 @@ class Residuals:
 
     def tables(self) -> dict[str, list[Row]]:
         """`texts`, `tokens`, `types` and `directions`, those with the most of the residual first."""
-        tables = {"texts": self._ranked(self.text, lambda n: {"text": self._excerpt(n)}, mean=True)}
+        tables = {
+            "texts": self._ranked(
+                self.text, lambda n: {"text": self._excerpt(n)}, mean=True
+            )
+        }
         if self.typed:
             each = torch.arange(len(self.rows))
             tables["tokens"] = self._ranked(
                 each, lambda n: {"token": self._name(n), "context": self._around(n)}
             )
-            tables["types"] = self._ranked(self.number, lambda n: {"type": self.names[n]})
+            tables["types"] = self._ranked(
+                self.number, lambda n: {"type": self.names[n]}
+            )
         return tables | {"directions": self._directions()}
 
     def _by(self, owner: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of values by owner, and how many rows each has."""
         size = int(owner.max()) + 1
-        return torch.zeros(size, dtype=values.dtype).index_add_(0, owner, values), owner.bincount(
-            minlength=size
-        )
+        return torch.zeros(size, dtype=values.dtype).index_add_(
+            0, owner, values
+        ), owner.bincount(minlength=size)
 
     def _ranked(
         self, owner: Tensor, about: Callable[[int], Row], *, mean: bool = False
@@ -98,7 +104,9 @@ class Residuals:
 
     def _around(self, row: int) -> str:
         near = range(max(0, row - AROUND), min(len(self.text), row + AROUND + 1))
-        return self.joined([self._name(n) for n in near if self.text[n] == self.text[row]])
+        return self.joined(
+            [self._name(n) for n in near if self.text[n] == self.text[row]]
+        )
 
     def _directions(self) -> list[Row]:
         found = []
@@ -106,7 +114,11 @@ class Residuals:
             zip(self.shares.tolist(), self.vectors, strict=True), 1
         ):
             sums, counts = self._by(self.text, (self.rows @ direction).square())
-            top = (sums / counts.clamp(min=1)).argsort(descending=True)[:EXAMPLES].tolist()
+            top = (
+                (sums / counts.clamp(min=1))
+                .argsort(descending=True)[:EXAMPLES]
+                .tolist()
+            )
             row = {"site": self.site, "direction": number, "share": share}
             found.append(row | {"texts": " | ".join(self._excerpt(n) for n in top)})
         return [row for row in found if row["share"] >= LEAST]

@@ -68,7 +68,9 @@ def decide(
         whole and same is not False and not first.get(AS_IS)
     ):  # of which the first states, too, would tell
         return Verdict("coordinates", whole[0], None, None, same)
-    begun = [name for name in KEEPING if first.get(name, 0) != 0]  # which hold at the first site
+    begun = [
+        name for name in KEEPING if first.get(name, 0) != 0
+    ]  # which hold at the first site
     begun = begun or [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]
     if begun and first[begun[0]] is None:  # and its answers differ
         return Verdict("head", begun[0], None, None, same)

@@ -104,7 +104,10 @@ def check_cache(model: FrozenModel, tokens: int) -> None:
             f"Expected a model in which a position sees only those before it, as generating text needs, but got "
             f"{model.name}: when the last token of a text changes, the states before it move. Name another model."
         )
-    if stateful or "past_key_values" not in signature(trunk_of(model.model).forward).parameters:
+    if (
+        stateful
+        or "past_key_values" not in signature(trunk_of(model.model).forward).parameters
+    ):
         raise UserError(
             f"Expected a model with a cache of keys and values to generate text with, but {model.name} "
             f"({type(model.model).__name__}) has none: every token would run the whole text again. Name another model."
@@ -169,10 +172,14 @@ def generate(
     mask = torch.ones_like(ids)
     with torch.random.fork_rng(), steps:
         torch.manual_seed(seed)
-        found: Any = model.model.generate(ids, attention_mask=mask, generation_config=settings)
+        found: Any = model.model.generate(
+            ids, attention_mask=mask, generation_config=settings
+        )
 
     tokens = found[:, length:].to(prompts.device)
-    ended = torch.isin(tokens, torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)).long()
+    ended = torch.isin(
+        tokens, torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)
+    ).long()
     after_the_end = ended.cumsum(1) - ended > 0
     tokens = tokens.where(~after_the_end, -1)
     missing = new_tokens - tokens.shape[1]  # where all have ended
@@ -213,7 +220,9 @@ class Continuing:
 
     def __post_init__(self) -> None:
         check_range(least=0, generate=self.generate, temperature=self.temperature)
-        check_range(least=1, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
+        check_range(
+            least=1, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens
+        )
 
     def prompts(self, texts: TokenisedTexts, *models: FrozenModel) -> Tensor:
         """The first tokens of the first texts that are longer: (B, T) int64, which all models can continue.
@@ -289,13 +298,18 @@ def continuations(
 
         decode = cast(Any, model.tokenizer).decode
         for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):
-            written = {"prompt": decode(prompt), "continuation": decode(tokens[tokens >= 0])}
+            written = {
+                "prompt": decode(prompt),
+                "continuation": decode(tokens[tokens >= 0]),
+            }
             tables["samples"].append(about | written)
     return tables
 
 
 @torch.no_grad()
-def figures(model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, seed: int) -> Row:
+def figures(
+    model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, seed: int
+) -> Row:
     """Compare continuations with a model's own, and measure how likely the model finds them.
 
     Args:
@@ -309,10 +323,14 @@ def figures(model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, see
     for ids, tokens in zip(prompts.split(BATCH), found.split(BATCH), strict=True):
         inputs = {
             "input_ids": torch.cat([ids, tokens.clamp(min=0)], 1),
-            "attention_mask": torch.cat([torch.ones_like(ids), (tokens >= 0).long()], 1),
+            "attention_mask": torch.cat(
+                [torch.ones_like(ids), (tokens >= 0).long()], 1
+            ),
         }
         logits = model.logits(inputs)[:, ids.shape[1] - 1 : -1].float()
-        loss = cross_entropy(logits.transpose(1, 2), tokens, ignore_index=-1, reduction="none")
+        loss = cross_entropy(
+            logits.transpose(1, 2), tokens, ignore_index=-1, reduction="none"
+        )
         losses.append(loss.sum(1))
 
     either = (own >= 0) | (found >= 0)
@@ -366,7 +384,12 @@ def _ways(panel: Panel) -> Iterator[Way]:
         if method.aligner is None or method.name == "mean":
             continue
         for place, (i, j) in enumerate(pairs):
-            here = about | {"method": method.name, "role": method.role, "site_x": i, "site_y": j}
+            here = about | {
+                "method": method.name,
+                "role": method.role,
+                "site_x": i,
+                "site_y": j,
+            }
             mapped = partial(_mapped, method, place, len(pairs))
             yield here, target, Replaced(j, source, i, mapped)
 

@@ -21,7 +21,13 @@ from aligners.injection.generation.continuing import (
 )
 from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring import scores
-from aligners.injection.scoring.scores import Row, Sums, mean_columns, named, per_text_sums
+from aligners.injection.scoring.scores import (
+    Row,
+    Sums,
+    mean_columns,
+    named,
+    per_text_sums,
+)
 from aligners.injection.scoring.task_scores import chosen, divergence, unit_losses
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
@@ -58,7 +64,9 @@ class Reading(Protocol):
     answers: Callable[[Tensor], Tensor]
 
 
-def random_directions(directions: Sequence[Direction], draws: int, seed: int) -> list[Direction]:
+def random_directions(
+    directions: Sequence[Direction], draws: int, seed: int
+) -> list[Direction]:
     """So many directions for each site that others have, the same for equal seeds."""
     draw = torch.Generator().manual_seed(seed)
     widths = {one.site: len(one.vector) for one in directions}
@@ -70,7 +78,9 @@ def random_directions(directions: Sequence[Direction], draws: int, seed: int) ->
     return drawn
 
 
-def first_tokens(model: FrozenModel, words: Sequence[str]) -> tuple[list[int], list[str]]:
+def first_tokens(
+    model: FrozenModel, words: Sequence[str]
+) -> tuple[list[int], list[str]]:
     """The token that each word begins with inside a text, and a caution for each word of several tokens.
 
     Raises:
@@ -124,7 +134,9 @@ class Steering:
     ) -> None:
         check_causal(model)
         if bool(words[0]) != bool(words[1]):
-            raise UserError("Expected words for and against, or neither, but got only one of them.")
+            raise UserError(
+                "Expected words for and against, or neither, but got only one of them."
+            )
         good, cautions = first_tokens(model, words[0])
         bad, more = first_tokens(model, words[1])
         self.tokens = (good, bad)
@@ -157,7 +169,9 @@ class Steering:
     def measure_units(self, batches: Sequence[TaskBatch]) -> None:
         """Set the unit of α at every site, by the tokens of some texts."""
         sites = sorted({one.site for one in self.directions})
-        parts = [read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches]
+        parts = [
+            read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches
+        ]
         read = torch.cat(parts, 1).float()
         centre = read.median(1, keepdim=True).values
         distances = (read - centre).norm(dim=-1)
@@ -224,14 +238,21 @@ def curve(steering: Steering, table: Sums, seed: int) -> list[Row]:
     rows = list[Row]()
     for d, one in enumerate(steering.directions):
         for a, alpha in enumerate(steering.alphas):
-            row: Row = {"method": one.name, "role": one.role, "site": one.site, "alpha": alpha}
+            row: Row = {
+                "method": one.name,
+                "role": one.role,
+                "site": one.site,
+                "alpha": alpha,
+            }
             for name in ("kl", "loss", *steering.effects):
                 row |= mean_columns(name, table[name][d, a], table["units"][d, a], seed)
             rows.append(row)
     return rows
 
 
-def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed: int) -> list[Row]:
+def at_equal_cost(
+    steering: Steering, table: Sums, levels: Sequence[float], seed: int
+) -> list[Row]:
     """Effects of positive α where they cost so many nats of KL a token, and their shares of the native direction's.
 
     Between two α the effect is taken to be linear in √KL, as both are for small α. Where no α costs as much, there is
@@ -253,13 +274,21 @@ def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed
     rows = list[Row]()
     for effect, level in product(steering.effects, levels):
         lines = zip(means["kl"], means[effect], strict=True)
-        found = torch.stack([crossings(costs, values, level) for costs, values in lines])
+        found = torch.stack(
+            [crossings(costs, values, level) for costs, values in lines]
+        )
         native: dict[int, Tensor] = {}  # of the first native direction of a site
         for (site, role, _), places in groups.items():
             if role == "native":
                 native.setdefault(site, found[places[0]])
         for (site, role, name), places in groups.items():
-            row = {"method": name, "role": role, "site": site, "effect": effect, "kl": level}
+            row = {
+                "method": name,
+                "role": role,
+                "site": site,
+                "effect": effect,
+                "kl": level,
+            }
             values = found[places]
             row |= _with_range("value", values, role)
             row |= _with_range("share", values / native.get(site, torch.nan), role)
@@ -333,7 +362,9 @@ class SteeringEvaluation(Evaluation):
         """Check everything."""
         check_precision(self.trainer)
         (model,) = self.injected_into()
-        self.steering = Steering(model, self.directions, self.alphas, self.words, self.reading)
+        self.steering = Steering(
+            model, self.directions, self.alphas, self.words, self.reading
+        )
         if self.writing.generate:
             self.prompts = self.writing.prompts(self.stream.split("test"), model)
         directions, alphas = len(self.directions), len(self.steering.alphas)
@@ -377,17 +408,28 @@ class SteeringEvaluation(Evaluation):
             "n_units": int(table["units"][0, 0].sum()),
         }
         self.rows = [about | row for row in curve(self.steering, table, self.seed)]
-        equal = [about | row for row in at_equal_cost(self.steering, table, self.levels, self.seed)]
+        equal = [
+            about | row
+            for row in at_equal_cost(self.steering, table, self.levels, self.seed)
+        ]
         self.report_tables = {"equal": equal}
         if self.writing.generate and self.trainer.is_global_zero:
             prompts = self.prompts.to(self.steering.model.device)
-            self.report_tables |= continuations(prompts, self.writing, self.seed, self._ways())
+            self.report_tables |= continuations(
+                prompts, self.writing, self.seed, self._ways()
+            )
 
     def _ways(self) -> Iterator[Way]:
         """The model itself, and with each direction but further random ones added, at the middle cost."""
         model = self.steering.model
         about = {"model_x": model.name, "model_y": model.name}
-        own = {"alpha": 0.0, "site_x": None, "site_y": None, "method": "own", "role": "ceiling"}
+        own = {
+            "alpha": 0.0,
+            "site_x": None,
+            "site_y": None,
+            "method": "own",
+            "role": "ceiling",
+        }
         yield about | own, model, None
         for one in self.directions:
             if one.role == "random" and not one.name.endswith(" 1"):

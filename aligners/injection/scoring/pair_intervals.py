@@ -17,7 +17,9 @@ OVER_MODELS, RANGE = (
     "95 % interval over models",
     "range of the routes",
 )  # what the ends of an interval are
-OVER_BASES = "95 % interval over pretrained models"  # each left out with all of its copies
+OVER_BASES = (
+    "95 % interval over pretrained models"  # each left out with all of its copies
+)
 OVER_COPIES = "95 % interval over fine-tunings of one pretrained model"
 Kinds = Mapping[
     str, str
@@ -60,7 +62,9 @@ def over_pairs(
         ValueError: see `check_groups`.
     """
     sited = [row for row in rows if row["site_x"] is not None]
-    kinds = check_groups(groups, (row[f"model_{side}"] for row in sited for side in "xy"))
+    kinds = check_groups(
+        groups, (row[f"model_{side}"] for row in sited for side in "xy")
+    )
     by_place: dict[tuple[Any, ...], list[Row]] = {}
     for row in sited:
         x, y = row["model_x"], row["model_y"]
@@ -68,7 +72,8 @@ def over_pairs(
         group = "same model" if x == y else different
         by_place.setdefault((group, *(row[name] for name in by)), []).append(row)
     summaries = {
-        place: _summary(some, kinds, quantities, bases) for place, some in by_place.items()
+        place: _summary(some, kinds, quantities, bases)
+        for place, some in by_place.items()
     }
     return [
         dict(zip(("group", *by), place, strict=True)) | summary
@@ -91,7 +96,10 @@ def check_groups(
     twice = sorted({model for model in members if members.count(model) > 1})
     absent = sorted(set(members) - set(present))
     missing = [model for model in present if model not in members]
-    for what, wrong in (("in one group", twice), ("among the models that were stitched", absent)):
+    for what, wrong in (
+        ("in one group", twice),
+        ("among the models that were stitched", absent),
+    ):
         if wrong:
             raise UserError(
                 f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}."
@@ -104,15 +112,20 @@ def check_groups(
     return {model: name for name, group in groups.items() for model in group}
 
 
-def _summary(rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Kinds | None) -> Row:
+def _summary(
+    rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Kinds | None
+) -> Row:
     numbers = [
-        [math.nan if row[name] is None else row[name] for row in rows] for name in quantities
+        [math.nan if row[name] is None else row[name] for row in rows]
+        for name in quantities
     ]
     values = torch.tensor(numbers, dtype=torch.float64)
     ends = interval_over_models(
         values, [(row["model_x"], row["model_y"]) for row in rows], kinds, bases
     )
-    low, high, interval = (values.amin(-1), values.amax(-1), RANGE) if ends is None else ends
+    low, high, interval = (
+        (values.amin(-1), values.amax(-1), RANGE) if ends is None else ends
+    )
     summary: Row = {
         "n_models": len({row[f"model_{side}"] for row in rows for side in "xy"}),
         "n_routes": len({(row["model_x"], row["model_y"]) for row in rows}),
@@ -156,7 +169,10 @@ def independent_units(
 
 
 def interval_over_models(
-    values: Tensor, pairs: Sequence[tuple[str, str]], kinds: Kinds, bases: Kinds | None = None
+    values: Tensor,
+    pairs: Sequence[tuple[str, str]],
+    kinds: Kinds,
+    bases: Kinds | None = None,
 ) -> tuple[Tensor, Tensor, str] | None:
     """Return the ends of the 95 % interval over models of means over pairs; see `over_pairs`.
 
@@ -176,10 +192,13 @@ def interval_over_models(
     )
     for units in groups:
         without = torch.tensor(
-            [[unit.isdisjoint(pair) for pair in pairs] for unit in units], dtype=torch.float64
+            [[unit.isdisjoint(pair) for pair in pairs] for unit in units],
+            dtype=torch.float64,
         )
         if len(units) < LEAST_MODELS or not bool(without.any(-1).all()):
             return None
-        low, high = jackknife_interval(mean, (without / without.sum(-1, keepdim=True)) @ values.T)
+        low, high = jackknife_interval(
+            mean, (without / without.sum(-1, keepdim=True)) @ values.T
+        )
         squares = squares + ((high - low) / 2).square()
     return mean - squares.sqrt(), mean + squares.sqrt(), interval

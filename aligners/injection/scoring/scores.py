@@ -26,7 +26,9 @@ RESAMPLES = 1000
 LEVEL = 0.95
 Sums = dict[str, Tensor]  # quantity -> its sum over each text
 Row = dict[str, Any]  # of a report
-Figures = tuple[Tensor, Tensor, Tensor]  # a figure, and the lower and the upper end of its interval
+Figures = tuple[
+    Tensor, Tensor, Tensor
+]  # a figure, and the lower and the upper end of its interval
 
 
 class TextScores(Metric):
@@ -51,8 +53,12 @@ class TextScores(Metric):
         super().__init__(**kwargs)
         self.quantities = quantities
         shape = (len(quantities), methods, sites, texts)
-        self.add_state("table", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(texts, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state(
+            "table", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "seen", torch.zeros(texts, dtype=torch.long), dist_reduce_fx="sum"
+        )
 
     def update(self, text: Tensor, scores: Sums) -> None:
         """Write the scores of a batch.
@@ -91,8 +97,12 @@ class UnitMeans(DoubleMetric):
 
     def __init__(self, quantities: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("sums", torch.zeros(quantities, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("units", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "sums", torch.zeros(quantities, dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "units", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
+        )
 
     def update(self, values: Tensor) -> None:
         """Add the units of a batch, (S, U)."""
@@ -109,7 +119,9 @@ def resampled(n: int, seed: int) -> Tensor:
 
     R is `RESAMPLES`. Equal seeds draw equal texts.
     """
-    drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(
+        n, (RESAMPLES, n), generator=torch.Generator().manual_seed(seed)
+    )
     return torch.cat([torch.arange(n)[None], drawn])
 
 
@@ -137,13 +149,17 @@ def named(name: str, figures: Iterable[Any]) -> dict[str, Any]:
 
 def per_text_sums(values: Tensor, rows: Rows | Targets) -> Tensor:
     """Sum over the rows or units of each text of a batch: (..., N) -> (..., B); zero for a text without any."""
-    return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(-1, rows.owner, values)
+    return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(
+        -1, rows.owner, values
+    )
 
 
 def of_unseen(values: Tensor, rows: Rows) -> Tensor:
     """Set values of rows (..., N) to zero except for rows of unseen types; all NaN where types are not known."""
     return (
-        torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
+        torch.full_like(values, torch.nan)
+        if rows.unseen is None
+        else values.where(rows.unseen, 0)
     )
 
 
@@ -177,7 +193,8 @@ def resampled_columns(figures: Mapping[str, Tensor]) -> Row:
 def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> Row:
     """A report's columns of a ratio of sums (n,) over texts, and of its interval: see `named`."""
     return named(
-        name, map(finite, interval(values.double().cpu(), weights.double().cpu(), seed=seed))
+        name,
+        map(finite, interval(values.double().cpu(), weights.double().cpu(), seed=seed)),
     )
 
 
@@ -221,11 +238,15 @@ def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
         labels: (n,) likewise.
     """
     rows = answers.double().reshape(-1, answers.shape[-1])
-    scores = _FUNCTIONS[score](rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows)))
+    scores = _FUNCTIONS[score](
+        rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows))
+    )
     return scores.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
 
 
-def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Figures:
+def score_interval(
+    score: Score, answers: Tensor, labels: Tensor, *, seed: int
+) -> Figures:
     """A score with the ends of its 95 % percentile interval over resampled texts, each (...).
 
     The arguments are those of `resampled_scores`.
@@ -233,7 +254,9 @@ def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) 
     return with_interval(resampled_scores(score, answers, labels, seed=seed))
 
 
-def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Tensor:
+def resampled_scores(
+    score: Score, answers: Tensor, labels: Tensor, *, seed: int
+) -> Tensor:
     """Score the texts and resamples of them, those of `scores.resampled`: (..., 1 + R); NaN if an answer is NaN.
 
     Args:
@@ -246,7 +269,9 @@ def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int
     rows = answers.double().reshape(-1, answers.shape[-1])
     parts = drawn.split(max(1, CELLS // answers.shape[-1]))
     scores = [
-        torch.cat([_FUNCTIONS[score](row[part].T, labels.double()[part].T) for part in parts])
+        torch.cat(
+            [_FUNCTIONS[score](row[part].T, labels.double()[part].T) for part in parts]
+        )
         if bool(row.isfinite().all())
         else torch.full((len(drawn),), torch.nan, dtype=torch.float64)
         for row in rows
@@ -270,7 +295,9 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
         return None
     right, given = labels.long(), answers.long()
     classes = 1 + int(torch.stack([right, given]).amax())
-    counts = (classes * given + right).bincount(minlength=classes**2).view(classes, classes)
+    counts = (
+        (classes * given + right).bincount(minlength=classes**2).view(classes, classes)
+    )
     rows, columns = linear_sum_assignment(counts.cpu(), maximize=True)
     accuracy, best = (
         int(part.sum()) / len(right) for part in (counts.diag(), counts[rows, columns])
@@ -278,7 +305,9 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
     if best - accuracy <= max(FAR_BELOW, 2 / len(right) ** 0.5):
         return None
     order = ", ".join(
-        f"{k} as {int(place)}" for k, place in zip(rows, columns, strict=True) if k != place
+        f"{k} as {int(place)}"
+        for k, place in zip(rows, columns, strict=True)
+        if k != place
     )
     return (
         f"Caution: {model} by itself has an accuracy of {accuracy:.1%} on the held-out texts, and would have "
@@ -289,20 +318,25 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
 
 def _f1(answers: Tensor, labels: Tensor) -> Tensor:
     whole = answers.T.long(), labels.T.long()
-    return binary_f1_score(*whole, multidim_average="samplewise", validate_args=False).double()
+    return binary_f1_score(
+        *whole, multidim_average="samplewise", validate_args=False
+    ).double()
 
 
 def _correlation(
     function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor
 ) -> Tensor:
     """Correlate the columns of (n, R) and (n, R); 0 if one is constant, where torchmetrics gives NaN and a warning."""
-    spread = torch.stack([values.amax(0) - values.amin(0) for values in (answers, labels)])
+    spread = torch.stack(
+        [values.amax(0) - values.amin(0) for values in (answers, labels)]
+    )
     constant = (spread == 0).any(0)
     ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
     # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
     sides = zip((answers, labels), spread, strict=True)
     scaled = [
-        torch.where(constant, ramp, (values - values.amin(0)) / scale) for values, scale in sides
+        torch.where(constant, ramp, (values - values.amin(0)) / scale)
+        for values, scale in sides
     ]
     return function(*scaled).reshape(-1).double().where(~constant, 0.0)
 
@@ -349,16 +383,22 @@ class ScoredTask:
         """
         if model.task != "classification":
             causal = model.task == "causal"
-            return cls("causal", data.bytes_per_token("test")) if causal else cls("masked")
+            return (
+                cls("causal", data.bytes_per_token("test")) if causal else cls("masked")
+            )
         regression, texts = model.regression, data.texts
         if regression:
             texts.check_numbers()
         labels = cast(Tensor, data.split("test").labels)
         classes = 0 if regression else texts.classes
         score = choose_score(data.text, regression=regression, classes=classes)
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(
+            len(labels), generator=torch.Generator().manual_seed(seed)
+        )
         labels = labels.float() if regression else labels
-        random = labels[order] if regression else random_labels(len(labels), classes, seed)
+        random = (
+            labels[order] if regression else random_labels(len(labels), classes, seed)
+        )
         constant = texts.constant_label(regression=regression)
         return cls("classification", None, score, regression, labels, random, constant)
 
@@ -372,5 +412,7 @@ class ScoredTask:
         if self.labels is None:
             return None
         return float(
-            task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels)
+            task_score(
+                self.score, torch.full(self.labels.shape, self.constant), self.labels
+            )
         )

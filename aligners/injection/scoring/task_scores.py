@@ -45,10 +45,16 @@ def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
         return logits
     # one by one: a list as an index would be copied to the device, and that waits for it
     columns = [[logits[..., place] for place in group] for group in groups]
-    added = [Tensor.amax if isinstance(group, Largest) else Tensor.logsumexp for group in groups]
+    added = [
+        Tensor.amax if isinstance(group, Largest) else Tensor.logsumexp
+        for group in groups
+    ]
     both = zip(columns, added, strict=True)
     return torch.stack(
-        [parts[0] if len(parts) == 1 else joined(torch.stack(parts), 0) for parts, joined in both],
+        [
+            parts[0] if len(parts) == 1 else joined(torch.stack(parts), 0)
+            for parts, joined in both
+        ],
         -1,
     )
 
@@ -97,7 +103,12 @@ def match_heads(
             continue
         try:
             model.class_map = class_map(
-                head, names, classes, given=given, model=model.name, source=data.text.source
+                head,
+                names,
+                classes,
+                given=given,
+                model=model.name,
+                source=data.text.source,
             )
         except ValueError as error:
             if model in asked or given is not None:
@@ -110,7 +121,9 @@ def match_heads(
             continue
         matched[model] = in_words(model.class_map, head, names)
     if numbered(names, classes) is not None:
-        _check_agreement([model for model in matched if _given(data, model) is None], classes)
+        _check_agreement(
+            [model for model in matched if _given(data, model) is None], classes
+        )
     for caution in matched_by_number(data, list(matched)):
         logger.warning(caution)
     return matched
@@ -127,7 +140,11 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
     )  # which may have no labels where there are no models
     cautions = (
         by_number(
-            model.label_names, texts.label_names, texts.classes, model=model.name, source=source
+            model.label_names,
+            texts.label_names,
+            texts.classes,
+            model=model.name,
+            source=source,
         )
         for model in models
         if not model.regression
@@ -147,7 +164,9 @@ def _given(data: TextModule, model: FrozenModel) -> Any:
             f"Expected `data.labels` to be one map, or a list of one for each of the {len(named)} models (null: by its "
             f"names), but got {len(data.labels)}."
         )
-    place = next((place for place, other in enumerate(data.frozen) if other is model), 0)
+    place = next(
+        (place for place, other in enumerate(data.frozen) if other is model), 0
+    )
     return data.labels[place] if place < len(named) else None
 
 
@@ -156,10 +175,13 @@ def _check_agreement(models: Iterable[FrozenModel], classes: int) -> None:
     meant: dict[tuple[str, ...], Any] = {}
     for model in models:
         if numbered(model.label_names, classes) is None:
-            meant.setdefault(tuple(name.strip().casefold() for name in model.label_names), model)
+            meant.setdefault(
+                tuple(name.strip().casefold() for name in model.label_names), model
+            )
     if len(meant) > 1:
         listed = "; ".join(
-            f"{model.name} has {', '.join(model.label_names)}" for model in meant.values()
+            f"{model.name} has {', '.join(model.label_names)}"
+            for model in meant.values()
         )
         raise UserError(
             f"The texts' classes have no names, and the heads name theirs differently: {listed}. Say which of a head's "
@@ -176,7 +198,9 @@ def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> 
         targets: the units.
         groups: see `in_data_order`.
     """
-    return in_data_order(logits.flatten(0, -2).index_select(0, targets.index).float(), groups)
+    return in_data_order(
+        logits.flatten(0, -2).index_select(0, targets.index).float(), groups
+    )
 
 
 def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
@@ -199,8 +223,12 @@ def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
     Returns:
         (...) in nats.
     """
-    learning, matched = ((values / temperature).log_softmax(-1) for values in (logits, own))
-    return temperature**2 * kl_div(learning, matched, reduction="none", log_target=True).sum(-1)
+    learning, matched = (
+        (values / temperature).log_softmax(-1) for values in (logits, own)
+    )
+    return temperature**2 * kl_div(
+        learning, matched, reduction="none", log_target=True
+    ).sum(-1)
 
 
 class UnitAnswers(NamedTuple):
@@ -222,7 +250,9 @@ def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
     return _answers(targets, *_looked_at(logits.float(), targets))
 
 
-def batch_answers(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> UnitAnswers:
+def batch_answers(
+    logits: Tensor, targets: Targets, groups: ClassMap | None = None
+) -> UnitAnswers:
     """As `unit_answers` of the `chosen` logits, part by part: no second copy of the logits of a batch is ever held.
 
     Args:
@@ -231,22 +261,36 @@ def batch_answers(logits: Tensor, targets: Targets, groups: ClassMap | None = No
         groups: see `in_data_order`.
     """
     units = max(1, PART[logits.device.type == "cpu"] // logits.shape[-1])
-    parts = [_looked_at(chosen(logits, part, groups), part) for part in targets.split(units)]
+    parts = [
+        _looked_at(chosen(logits, part, groups), part) for part in targets.split(units)
+    ]
     return _answers(targets, *map(torch.cat, zip(*parts, strict=True)))
 
 
 def _looked_at(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
     """What scores are made of, from chosen logits (..., U, C): losses, answers and least logits, each (..., U)."""
-    answer = logits[..., 0].double() if targets.answer.is_floating_point() else _likeliest(logits)
+    answer = (
+        logits[..., 0].double()
+        if targets.answer.is_floating_point()
+        else _likeliest(logits)
+    )
     return unit_losses(logits, targets), answer, logits.amin(-1)
 
 
-def _answers(targets: Targets, loss: Tensor, answer: Tensor, least: Tensor) -> UnitAnswers:
+def _answers(
+    targets: Targets, loss: Tensor, answer: Tensor, least: Tensor
+) -> UnitAnswers:
     """Score the answers to all units at once: many small steps for every part would take longer than its logits."""
-    finite = least.isfinite() & ~loss.isnan()  # a logit of NaN or +inf makes the loss NaN
+    finite = (
+        least.isfinite() & ~loss.isnan()
+    )  # a logit of NaN or +inf makes the loss NaN
     known = torch.where(finite, 1.0, torch.nan)
     numbers = targets.answer.is_floating_point()
-    correct = torch.full_like(known, torch.nan) if numbers else (answer == targets.answer) * known
+    correct = (
+        torch.full_like(known, torch.nan)
+        if numbers
+        else (answer == targets.answer) * known
+    )
     return UnitAnswers(loss * known, correct, answer.double() * known)
 
 

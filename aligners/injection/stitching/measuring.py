@@ -92,7 +92,9 @@ class StitchingEvaluation(Evaluation):
             refuse_other_bank(layers, described["models"], data.component, pairs)
         labels = data.split("test").labels
         mixed = self.allow_mixed
-        check_routes(self.routes, labels, data.text.source, allow_mixed=mixed, gradients=False)
+        check_routes(
+            self.routes, labels, data.text.source, allow_mixed=mixed, gradients=False
+        )
 
     def _add_panels(self, task: ScoredTask) -> None:
         """A panel of the methods of each route."""
@@ -107,7 +109,14 @@ class StitchingEvaluation(Evaluation):
                 means = (None, self.spread[route.key]["mean"])
             methods = self._methods(route, maps.get(route.key, {}))
             behaviour = Behaviour(route, task, ("native",), self.seed)
-            panel = Panel(route, methods, self.n_texts, self.seed, means=means, behaviour=behaviour)
+            panel = Panel(
+                route,
+                methods,
+                self.n_texts,
+                self.seed,
+                means=means,
+                behaviour=behaviour,
+            )
             self.panels.append(panel)
 
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
@@ -120,7 +129,9 @@ class StitchingEvaluation(Evaluation):
             methods.append(Method.of(name, "method", layer, describe_map(layer)))
         if self.layers is not None:
             for name, layer in self.layers.maps[route.key].items():
-                outcome = outcomes(self.layers.training.get(f"{route.key}.{name}"), layer.sites)
+                outcome = outcomes(
+                    self.layers.training.get(f"{route.key}.{name}"), layer.sites
+                )
                 about = {**describe_map(layer), "fit": TASK_LOSS, "training": outcome}
                 methods.append(Method.of(name, "method", layer, about))
         if not methods:

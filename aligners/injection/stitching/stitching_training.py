@@ -80,7 +80,9 @@ class LossWeights:
         check_range(above=0, **{"loss.temperature": self.temperature})
 
 
-def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def bank_gradients(
+    mapped: Tensor, loss: Callable[[int, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """The loss of each site and its gradient with respect to the mapped rows, one site after another.
 
     Args:
@@ -187,11 +189,17 @@ class Stitching(BankTraining):
                 "many steps the layers are trained, and the learning rate follows it."
             )
         data = self.stream = stream_of(self.trainer, ModelTexts)
-        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
-        for split in SPLITS:  # also what is measured in the end: not after hours of training
+        self.routes = build_routes(
+            data.frozen, data.sites, self.wanted_routes, data.component
+        )
+        for (
+            split
+        ) in SPLITS:  # also what is measured in the end: not after hours of training
             labels = data.split(split).labels
             mixed = self.allow_mixed
-            check_routes(self.routes, labels, data.text.source, allow_mixed=mixed, gradients=True)
+            check_routes(
+                self.routes, labels, data.text.source, allow_mixed=mixed, gradients=True
+            )
         if data.task == "classification":
             match_heads(data, self._targets())
         if not len(self.maps):
@@ -216,21 +224,30 @@ class Stitching(BankTraining):
             layers = {}
             for name, factory in self.factories.items():
                 layers[name] = seeded(factory, self.seed, *sizes)
-            self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
+            self.maps[route.key] = nn.ModuleDict(
+                {**layers, **further.get(route.key, {})}
+            )
 
     def on_fit_start(self) -> None:
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
         if self.start_batches == 0 or self.spread:
             return
         loader = self.stream.loader("fit", shuffle=True)
-        by_route = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
+        by_route = read_moments(
+            self.trainer, loader, self._read, self._check, self.start_batches
+        )
         for route in self.routes:
             moments = by_route[route.key]
             variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
-            self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
+            self.spread[route.key] = {
+                "mean": moments.mean_y.cpu(),
+                "variance": variance.cpu(),
+            }
             for name, layer in self.banks_of(route.key).items():
                 if name in self.factories:
-                    fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
+                    fit_map(
+                        f"{name} from {route.name}", layer, moments, advice=MORE_ROWS
+                    )
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
         batch = self.stream.prepare(texts).to(self.device)
@@ -327,7 +344,9 @@ class Stitching(BankTraining):
 
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
         for (route, name), loss in losses.items():
-            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
+            names = [
+                f"{name}, {route.name}, site pair {site}" for site in route.site_names()
+            ]
             self._check.watch(loss, names, "training loss", batch_idx)
             if self.logs_now:
                 whole = mean_over_ranks(self.trainer, loss)
@@ -346,7 +365,9 @@ class Stitching(BankTraining):
         self._means = {}
         for key, bank in self.banks().items():
             self._means[key] = UnitMeans(bank.sites).to(self.device)
-        self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
+        self._natives = {
+            target: UnitMeans(1).to(self.device) for target in self._targets()
+        }
 
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """Losses of every layer and of the targets by themselves."""
@@ -368,7 +389,9 @@ class Stitching(BankTraining):
         self._losses = {key: means.compute() for key, means in self._means.items()}
         for route in self.routes:
             for name in self.banks_of(route.key):
-                penalty = (self._losses[f"{route.key}.{name}"] - natives[route.target]).cpu()
+                penalty = (
+                    self._losses[f"{route.key}.{name}"] - natives[route.target]
+                ).cpu()
                 sites = dict(zip(route.site_names(), penalty.float(), strict=True))
                 self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
                 for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
@@ -412,13 +435,19 @@ class Stitching(BankTraining):
             ValueError: a loss since the last check was not finite.
         """
         self._check.flush()
-        checkpoint[STITCHING] = {"spread": self.spread, "curves": self.curves, **self.identity()}
+        checkpoint[STITCHING] = {
+            "spread": self.spread,
+            "curves": self.curves,
+            **self.identity(),
+        }
 
     def options(self) -> dict[str, Any]:
         """The routes, the layers, and what these start from and are trained on."""
         return {
             "routes": {route.key: list(route.pairs) for route in self.routes},
-            "layers": {key: describe_aligner(layer) for key, layer in self.banks().items()},
+            "layers": {
+                key: describe_aligner(layer) for key, layer in self.banks().items()
+            },
             "loss": asdict(self.weights),
             "start_batches": self.start_batches,
         }

@@ -26,7 +26,15 @@ _HUB = re.compile(
 )  # a name on the Hub, perhaps of a folder or file in a repository
 # What families call the embeddings of tokens, and the layer that predicts them.
 EMBEDDINGS = frozenset(
-    {"embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "tok_embeddings", "shared"}
+    {
+        "embed_tokens",
+        "wte",
+        "word_embeddings",
+        "embed_in",
+        "embeddings",
+        "tok_embeddings",
+        "shared",
+    }
 )
 OUTPUTS = frozenset({"lm_head", "embed_out", "decoder"})
 _WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
@@ -58,7 +66,10 @@ class Adapter(NamedTuple):
             and base.model_type in CLASSIFIERS
             and (classes := self._classes())
         ):
-            base.architectures, base.num_labels = [CLASSIFIERS[base.model_type]], classes
+            base.architectures, base.num_labels = (
+                [CLASSIFIERS[base.model_type]],
+                classes,
+            )
         return base
 
     def brings(self, weight: str) -> bool:
@@ -72,7 +83,9 @@ class Adapter(NamedTuple):
             f"_raise_exceptions_for_{kind}": False
             for kind in ("missing_entries", "connection_errors")
         }
-        return cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
+        return (
+            cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
+        )
 
     def vocabulary(self) -> int | None:
         """Tokens that the model has under the adapter, which may bring embeddings of more; None: those of the base."""
@@ -127,7 +140,9 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
     """
     folder, place = located(name, source)
     where = {key: place[key] for key in ("revision", "subfolder") if place.get(key)}
-    may_be = "gguf_file" not in place and (Path(folder).is_dir() or _HUB.fullmatch(folder))
+    may_be = "gguf_file" not in place and (
+        Path(folder).is_dir() or _HUB.fullmatch(folder)
+    )
     file = find_adapter_config_file(folder, **where) if may_be else None
     if file is None:
         return None
@@ -160,7 +175,8 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
 def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
     """Raise if an adapter has its weights in an older file alone: that could run code as it is read."""
     absent = {
-        f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")
+        f"_raise_exceptions_for_{kind}": False
+        for kind in ("missing_entries", "connection_errors")
     }
     if cached_file(folder, WEIGHTS, **where, **absent) is not None:
         return
@@ -192,7 +208,9 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     Raises:
         ValueError: weights of the adapter are missing, or fit nowhere.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer  # an extra: only adapters need it
+    from peft.tuners.tuners_utils import (
+        BaseTunerLayer,
+    )  # an extra: only adapters need it
     from peft.utils import ModulesToSaveWrapper
 
     (folder, where), name, conversions = (
@@ -203,7 +221,9 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     unfit = set[str]()
     with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}", AGAIN):
         resized = _resize(model, adapter)
-        info = model.load_adapter(folder, adapter_kwargs=where, ignore_mismatched_sizes=True)
+        info = model.load_adapter(
+            folder, adapter_kwargs=where, ignore_mismatched_sizes=True
+        )
     outputs: Any = model.get_output_embeddings() if resized else None
     if outputs is not None and adapter.has_outputs():
         model.config.tie_word_embeddings = False  # they were kept apart
@@ -229,7 +249,9 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
             and getattr(model.config, "quantization_config", None) is None
         )
     for path, part in list(model.named_modules()):
-        if isinstance(part, ModulesToSaveWrapper):  # it keeps what was there before, too
+        if isinstance(
+            part, ModulesToSaveWrapper
+        ):  # it keeps what was there before, too
             model.set_submodule(path, part.modules_to_save["default"])
         if merge and isinstance(part, BaseTunerLayer):
             base: Any = part.get_base_layer()
@@ -268,7 +290,9 @@ def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
     """Let a model use the weights of another wherever theirs are equal, if one of them is under an unmerged adapter."""
     if not (hasattr(model, "peft_config") or hasattr(other, "peft_config")):
         return
-    theirs = {name.replace(_WRAPPED, "."): weight for name, weight in other.named_parameters()}
+    theirs = {
+        name.replace(_WRAPPED, "."): weight for name, weight in other.named_parameters()
+    }
     for name, weight in list(model.named_parameters(remove_duplicate=False)):
         same = theirs.get(name.replace(_WRAPPED, "."), weight)
         if (

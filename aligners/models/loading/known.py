@@ -69,7 +69,8 @@ class KnownModels:
             *(_described(path) for path in files),
         ]
         return (
-            self._folder / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
+            self._folder
+            / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
         )
 
     def find(self, place: Path) -> Known | None:
@@ -106,7 +107,9 @@ def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
         try:
             folder = Path(
                 snapshot_download(
-                    place, revision=where.get("revision"), allow_patterns=["config.json"]
+                    place,
+                    revision=where.get("revision"),
+                    allow_patterns=["config.json"],
                 )
             )
         except (OSError, ValueError):  # it is not on this machine, or its name is none
@@ -117,7 +120,11 @@ def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS + OTHERS)
     adapter = adapter_of(name, source)
     beneath = _files_of(*adapter.base) if adapter is not None else files
-    return [*files, *beneath] if beneath and any(path.suffix in WEIGHTS for path in files) else []
+    return (
+        [*files, *beneath]
+        if beneath and any(path.suffix in WEIGHTS for path in files)
+        else []
+    )
 
 
 def _described(path: Path) -> list[Any]:
@@ -142,10 +149,18 @@ class SleepingModel(FrozenModel):
     """
 
     def __init__(
-        self, *model: Any, about: Known, read: Callable[[], PreTrainedModel], **named: Any
+        self,
+        *model: Any,
+        about: Known,
+        read: Callable[[], PreTrainedModel],
+        **named: Any,
     ) -> None:
         super().__init__(*model, **named)
-        self._place, self._read, self.fingerprint = torch.device("cpu"), read, about.fingerprint
+        self._place, self._read, self.fingerprint = (
+            torch.device("cpu"),
+            read,
+            about.fingerprint,
+        )
         self.nbytes, self.causal = about.nbytes, about.causal
         for part in WITH_WEIGHTS:
             del self.__dict__[part]
@@ -157,7 +172,9 @@ class SleepingModel(FrozenModel):
             ValueError: they are not those that were expected, or cannot be read.
         """
         if name not in WITH_WEIGHTS:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
         self._wake()
         return self.__dict__[name]
 
@@ -182,7 +199,10 @@ class SleepingModel(FrozenModel):
         """The weights are nowhere yet."""
 
     def _wake(self) -> None:
-        model, known = self._read().eval().requires_grad_(False), self.__dict__.pop("fingerprint")
+        model, known = (
+            self._read().eval().requires_grad_(False),
+            self.__dict__.pop("fingerprint"),
+        )
         self.model, self.blocks, self._caller = model, blocks_of(model), Caller(model)
         check_placement(model, self.blocks)
         if self.fingerprint != known:

@@ -101,7 +101,10 @@ def load_frozen(
             weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options = {"trust_remote_code": trust_remote_code, **weight_options(dtype, attn_implementation)}
+    options = {
+        "trust_remote_code": trust_remote_code,
+        **weight_options(dtype, attn_implementation),
+    }
     named: dict[str, Any] = {"name": known_as or str(name), "revision": revision}
     with quiet():
         config = read_config(str(name), source)
@@ -109,7 +112,9 @@ def load_frozen(
         tasks = [architecture.task(kind, config) for kind in config.architectures or ()]
         task = next((task for task in tasks if task is not None), None)
         if device_map is not None:
-            empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
+            empty = _skeleton(
+                config, task, architecture, {"trust_remote_code": trust_remote_code}
+            )
             check_device_map(device_map, empty, blocks_of(empty))
         placed = {
             **options,
@@ -117,9 +122,13 @@ def load_frozen(
             "device_map": device_map,
             "merge_adapters": merge_adapters,
         }
-        if architecture.rereads:  # or a T5Gemma's encoder would not be loaded without its decoder
+        if (
+            architecture.rereads
+        ):  # or a T5Gemma's encoder would not be loaded without its decoder
             config.is_encoder_decoder = False
-        read = quiet()(partial(_model, str(name), task, architecture, placed | {"config": config}))
+        read = quiet()(
+            partial(_model, str(name), task, architecture, placed | {"config": config})
+        )
         lasting = device_map is None and quantisation(config) in (
             None,
             "torchao",
@@ -137,14 +146,20 @@ def load_frozen(
         model = (
             read()
             if entry is None
-            else _skeleton(config, None if entry.headless else task, architecture, options)
+            else _skeleton(
+                config, None if entry.headless else task, architecture, options
+            )
         )
         words = read_tokenizer(str(name), source, model.config) if tokenizer else None
     if entry is not None:
-        return _told(SleepingModel(model, words, **named, about=entry, read=read)).to(device)
+        return _told(SleepingModel(model, words, **named, about=entry, read=read)).to(
+            device
+        )
     frozen = _told(FrozenModel(model, words, **named))
     if known is not None and place is not None:
-        known.note(place, frozen, headless=task is not None and model.base_model is model)
+        known.note(
+            place, frozen, headless=task is not None and model.base_model is model
+        )
     return frozen if device_map is not None else frozen.to(device)
 
 
@@ -163,7 +178,9 @@ def _skeleton(
 ) -> PreTrainedModel:
     """The model without weights, on the meta device."""
     loader, bare = (
-        (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
+        (architecture.bare_class, architecture.bare)
+        if task is None
+        else (_HEADS[task], {})
     )
     with torch.device("meta"):
         return loader.from_config(config, **options, **bare)
@@ -173,12 +190,18 @@ def _model(
     name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]
 ) -> PreTrainedModel:
     if task is None:
-        model, unfit = read_weights(name, architecture.bare_class, {**options, **architecture.bare})
+        model, unfit = read_weights(
+            name, architecture.bare_class, {**options, **architecture.bare}
+        )
     else:
         model, unfit = read_weights(name, _HEADS[task], options)
         inside = f"{model.base_model_prefix}."
         # Sentence encoders often name the language model that they were made from, and have thrown its head away.
-        if task != "classification" and unfit and not any(key.startswith(inside) for key in unfit):
+        if (
+            task != "classification"
+            and unfit
+            and not any(key.startswith(inside) for key in unfit)
+        ):
             logger.warning(
                 "%s has no weights for the head of a %s: no head is loaded.",
                 name,

@@ -30,7 +30,9 @@ from aligners.models.loading.named import GGUF, located
 AGAIN = "If a file of it is missing, damaged or incomplete, download or save the model again."
 
 
-def weight_options(dtype: str | torch.dtype, attn_implementation: str | None) -> dict[str, Any]:
+def weight_options(
+    dtype: str | torch.dtype, attn_implementation: str | None
+) -> dict[str, Any]:
     """How weights are loaded and run, as `from_pretrained` takes it: None there would be a wish of its own.
 
     Raises:
@@ -38,7 +40,9 @@ def weight_options(dtype: str | torch.dtype, attn_implementation: str | None) ->
     """
     resolved = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
-        raise UserError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
+        raise UserError(
+            f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}."
+        )
     options = {"dtype": resolved, "attn_implementation": attn_implementation}
     return {name: value for name, value in options.items() if value is not None}
 
@@ -78,7 +82,9 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     with refusing(*_unreadable(name)):
         config = AutoConfig.from_pretrained(place, **where)
     _check_sizes(name, config)
-    if "gguf_file" in where and config.model_type in LANGUAGE_MODELS:  # the file names no class
+    if (
+        "gguf_file" in where and config.model_type in LANGUAGE_MODELS
+    ):  # the file names no class
         config.architectures = [LANGUAGE_MODELS[config.model_type]]
     return config
 
@@ -91,7 +97,10 @@ def _unreadable(name: str) -> tuple[str, str]:
             "",
         )
     if name.endswith(GGUF):
-        return f"The GGUF file {name!r} is incomplete or damaged, or is none", "Download it again."
+        return (
+            f"The GGUF file {name!r} is incomplete or damaged, or is none",
+            "Download it again.",
+        )
     return (
         f"The config.json of the model {name!r} cannot be read",
         "Download or save the model again.",
@@ -101,7 +110,12 @@ def _unreadable(name: str) -> tuple[str, str]:
 def _check_sizes(name: str, config: PreTrainedConfig) -> None:
     """Raise unless the sizes that a config has are those of a model."""
     text = config.get_text_config()
-    for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+    for size in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    ):
         value = getattr(text, size, None)
         if isinstance(value, int) and value < 1:
             raise UserError(
@@ -113,7 +127,8 @@ def _check_sizes(name: str, config: PreTrainedConfig) -> None:
 def _check_kinds(name: str, place: str, where: dict[str, Any]) -> None:
     """Raise if weights are stored as whole numbers, which transformers would round to: most of them to 0."""
     absent = {
-        f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")
+        f"_raise_exceptions_for_{kind}": False
+        for kind in ("missing_entries", "connection_errors")
     }
     options = {key: where[key] for key in ("revision", "subfolder") if where.get(key)}
     config = where.get("config")
@@ -163,16 +178,24 @@ def read_weights(
     place, where = located(
         name, {key: value for key, value in options.items() if key != "merge_adapters"}
     )
-    if "gguf_file" in where:  # by default it depends on the machine whether weights stay packed
+    if (
+        "gguf_file" in where
+    ):  # by default it depends on the machine whether weights stay packed
         where["quantization_config"] = GgufConfig(dequantize=True)
-    what = _unreadable(name)[0] if "gguf_file" in where else f"The model {name!r} cannot be loaded"
+    what = (
+        _unreadable(name)[0]
+        if "gguf_file" in where
+        else f"The model {name!r} cannot be loaded"
+    )
     _check_kinds(name, place, where)
     with refusing(what, AGAIN):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, info = loader.from_pretrained(
             place, output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
-    return model, sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])})
+    return model, sorted(
+        {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    )
 
 
 def read_tokenizer(
@@ -204,15 +227,15 @@ def read_tokenizer(
         raise UserError(f"{expected} one without a vocabulary. {advice}")
     size = config.get_text_config().vocab_size
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= size:
-        tokenizer.pad_token = (
-            None  # the model has no embedding for it: any token does where nothing is looked at
-        )
+        tokenizer.pad_token = None  # the model has no embedding for it: any token does where nothing is looked at
     return tokenizer
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
     """The first few names, and how many more there are, for a message."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:most]) + (
+        f" and {len(names) - most} more" if len(names) > most else ""
+    )
 
 
 @contextmanager
@@ -229,7 +252,9 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_model(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Write a model and its tokenizer into a folder, as `load_frozen` reads them."""
     with quiet():
         model.save_pretrained(folder)

@@ -30,4 +30,7 @@ def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     inside = "/".join(parts[whole:])
     if not inside:
         return name, dict(source)
-    return str(Path(*parts[:whole])), {**source, "gguf_file" if gguf else "subfolder": inside}
+    return str(Path(*parts[:whole])), {
+        **source,
+        "gguf_file" if gguf else "subfolder": inside,
+    }

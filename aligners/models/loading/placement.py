@@ -11,7 +11,12 @@ from aligners.errors import UserError, check_extra
 from aligners.models.hooks import Blocks
 
 DeviceMap = str | Mapping[str, int | str | torch.device]
-_CHOSEN = ("auto", "balanced", "balanced_low_0", "sequential")  # by transformers, from what fits
+_CHOSEN = (
+    "auto",
+    "balanced",
+    "balanced_low_0",
+    "sequential",
+)  # by transformers, from what fits
 
 
 def check_device(name: str | int | torch.device, argument: str) -> torch.device:
@@ -36,7 +41,9 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
     return device
 
 
-def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Blocks) -> None:
+def check_device_map(
+    device_map: DeviceMap, model: PreTrainedModel, blocks: Blocks
+) -> None:
     """Raise if a device map cannot be followed, before any weight is read.
 
     Args:
@@ -52,17 +59,27 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
         if device_map not in _CHOSEN:
             check_device(device_map, "device_map")
         return
-    devices = {module: check_device(name, "device_map") for module, name in device_map.items()}
+    devices = {
+        module: check_device(name, "device_map") for module, name in device_map.items()
+    }
     kinds = {device.type for device in devices.values()}
     if "cpu" in kinds and len(kinds) > 1:
         raise UserError(
-            _not_there("device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}")
+            _not_there(
+                "device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}"
+            )
         )
     placed: dict[int, torch.device] = {}
     for name, weight in model.named_parameters():
-        parts = name.split(".")  # from the weight itself over its modules to the whole model
+        parts = name.split(
+            "."
+        )  # from the weight itself over its modules to the whole model
         around = next(
-            (path for n in range(len(parts), -1, -1) if (path := ".".join(parts[:n])) in devices),
+            (
+                path
+                for n in range(len(parts), -1, -1)
+                if (path := ".".join(parts[:n])) in devices
+            ),
             None,
         )
         if around is None:
@@ -80,7 +97,9 @@ def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
     Raises:
         ValueError: a block is split between devices, or weights are kept elsewhere until they are needed.
     """
-    absent = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
+    absent = next(
+        (name for name, weight in model.named_parameters() if weight.is_meta), None
+    )
     if absent is not None:
         raise UserError(_not_there("device_map", f"one that leaves {absent} there"))
     _check_whole(blocks, lambda weight: weight.device)
@@ -105,7 +124,9 @@ def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedMode
     )
 
 
-def _check_whole(blocks: Blocks, device_of: Callable[[nn.Parameter], torch.device]) -> None:
+def _check_whole(
+    blocks: Blocks, device_of: Callable[[nn.Parameter], torch.device]
+) -> None:
     for number, block in enumerate(blocks, start=1):
         placed = {name: device_of(weight) for name, weight in block.named_parameters()}
         first = next(iter(placed))

@@ -35,7 +35,9 @@ from aligners.probing.word_states import check_annotated, check_room, make_task
 from aligners.progress import hidden, track
 
 MEAN = "mean"  # the floor: what a probe says of states that all are equal
-BASELINE = "baseline"  # needs no states: the most frequent labels, or a chain of the words
+BASELINE = (
+    "baseline"  # needs no states: the most frequent labels, or a chain of the words
+)
 AT_ONCE = 8192  # rows that are mapped together
 
 
@@ -73,7 +75,9 @@ class PairsBeingRead:
         pairs: the site pairs of the batches.
     """
 
-    def __init__(self, sentences: Sequence[Sentence], pairs: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, sentences: Sequence[Sentence], pairs: Sequence[tuple[int, int]]
+    ) -> None:
         self.pairs = pairs
         self._x = SideBeingRead(sentences, [i for i, _ in pairs])
         self._y = SideBeingRead(sentences, [j for _, j in pairs])
@@ -108,7 +112,9 @@ class SideBeingRead:
 
     def add(self, batch: PairedBatch, states: Tensor) -> None:
         """Add a batch with the model's states, (S, n, d)."""
-        self.words.add(batch.texts.text_numbers, batch.rows.counts, states[self._chosen])
+        self.words.add(
+            batch.texts.text_numbers, batch.rows.counts, states[self._chosen]
+        )
 
 
 def compared(
@@ -139,7 +145,9 @@ def compared(
 
         for measure, (native, *_) in own.items():
             floor = floors[measure][0]
-            to_beat = torch.stack((baseline[measure][0, 0], floor[0])).nan_to_num(0.0).max()
+            to_beat = (
+                torch.stack((baseline[measure][0, 0], floor[0])).nan_to_num(0.0).max()
+            )
             beaten = bool(native[0] > to_beat)
             for line in lines:
                 yield {
@@ -239,7 +247,9 @@ class ProbesAcrossMaps(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
-        check_range(least=1, tasks=len(tasks), draws=draws, projection=projection, hidden=hidden)
+        check_range(
+            least=1, tasks=len(tasks), draws=draws, projection=projection, hidden=hidden
+        )
         check_range(least=0, dimensions=dimensions)
         if all(checkpoint.moments is None for checkpoint in stored):
             raise UserError(
@@ -268,7 +278,9 @@ class ProbesAcrossMaps(Evaluation):
                 "Expected `data.held_out_types` 0, as probes need every word of a sentence, but got "
                 f"{data.held_out_types}."
             )
-        check_room(self.sentences.values(), len(reader.sites) * sum(reader.widths), device)
+        check_room(
+            self.sentences.values(), len(reader.sites) * sum(reader.widths), device
+        )
         described = data.describe()
         check_stored(self.stored, described, reader.sites)
 
@@ -295,7 +307,9 @@ class ProbesAcrossMaps(Evaluation):
 
     def _floors(self) -> list[Method]:
         """Floors that are maps, by the moments of the first checkpoint that has some."""
-        first = next(checkpoint for checkpoint in self.stored if checkpoint.moments is not None)
+        first = next(
+            checkpoint for checkpoint in self.stored if checkpoint.moments is not None
+        )
         fitted_on = {"fitted_on": str(stored_kind(first))}
         floors = []
         for floor in build_floors(self.route, cast(Any, first.moments), self.seed):
@@ -311,9 +325,7 @@ class ProbesAcrossMaps(Evaluation):
             self.not_swapped = "`dimensions` is 0"
             return None
         if not self.swapped:
-            self.not_swapped = (
-                "no map was fitted on all tokens, and injection replaces the states of all tokens"
-            )
+            self.not_swapped = "no map was fitted on all tokens, and injection replaces the states of all tokens"
             return None
         task = InjectedTask.of(
             self.stream, [self.route], masked_share=self.masked_share, seed=self.seed
@@ -335,7 +347,9 @@ class ProbesAcrossMaps(Evaluation):
         super().on_test_start()
         self.reading = PairsBeingRead(self.sentences["test"], self.stream.reader.sites)
 
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Keep the words of a batch."""
         self.reading.add(batch)
 
@@ -360,13 +374,17 @@ class ProbesAcrossMaps(Evaluation):
         if self.asked is not None:
             twin = self._twin(self.asked, fitting.y, watched.y)
         trained = [task for pair in self.fitted for task in pair]
-        self.meta["unfinished"] = dict(ended(task.banks[0] for task in (*trained, *self.narrow)))
+        self.meta["unfinished"] = dict(
+            ended(task.banks[0] for task in (*trained, *self.narrow))
+        )
         self.meta["sentences"] = {"test": len(held.y.sentences), "dropped": held.y.cut}
 
         names = {"model_x": self.route.source.name, "model_y": self.route.target.name}
         self.rows = []
         for x, y in self.fitted:
-            self.rows += [names | row for row in compared(x, y, held, self.methods, self.seed)]
+            self.rows += [
+                names | row for row in compared(x, y, held, self.methods, self.seed)
+            ]
         self.report_tables = {"twin": []}
         if twin is not None:
             self.report_tables["twin"] = list(self._swaps(twin, held.y))
@@ -393,20 +411,33 @@ class ProbesAcrossMaps(Evaluation):
 
     def _twin(self, asked: ScoredTask, words: Words, watched: Words) -> Twin:
         """The swaps: for each task what a narrow probe reads, then other dimensions, then everything."""
-        places = [words.places.index(ModelLayer("model", j)) for _, j in self.route.pairs]
-        self.narrow = [self._trained(name, words, watched, self.dimensions) for name in self.tasks]
-        read = {task.name: read_subspaces(task.banks[0])[places] for task in self.narrow}
+        places = [
+            words.places.index(ModelLayer("model", j)) for _, j in self.route.pairs
+        ]
+        self.narrow = [
+            self._trained(name, words, watched, self.dimensions) for name in self.tasks
+        ]
+        read = {
+            task.name: read_subspaces(task.banks[0])[places] for task in self.narrow
+        }
         states = words.states[places]
         parts = parts_of(read, states, self.draws, self.seed)
         behaviour = Behaviour(self.route, asked, ("native_y",), self.seed)
-        return Twin(behaviour, self.swapped, parts, self.n_texts, self.seed).to(states.device)
+        return Twin(behaviour, self.swapped, parts, self.n_texts, self.seed).to(
+            states.device
+        )
 
     def _swaps(self, twin: Twin, held: Words) -> Iterator[Row]:
         """Swap on the held-out texts: the rows of the twin, with what the narrow probes score."""
         target = self.route.target
         with torch.no_grad():
-            paired, batches = self.stream.paired("test"), len(self.stream.loader("test"))
-            for batch in track(paired, "Swapping", batches, disable=hidden(self.trainer)):
+            paired, batches = (
+                self.stream.paired("test"),
+                len(self.stream.loader("test")),
+            )
+            for batch in track(
+                paired, "Swapping", batches, disable=hidden(self.trainer)
+            ):
                 task = cast(TaskBatch, batch.task)
                 twin.update(task, self.natives([target], task)[target])
 

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 from aligners.datamodules.task_targets import TaskBatch
 from aligners.errors import finite
-from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns, read_all
+from aligners.injection.behaviour import (
+    BEHAVIOUR,
+    Behaviour,
+    behaviour_columns,
+    read_all,
+)
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import Row, TextScores
 from aligners.injection.scoring.task_scores import UnitAnswers
@@ -20,7 +25,11 @@ CHANGES = (
     *("penalty", "penalty_low", "penalty_high", "loss"),
     *("accuracy", "accuracy_low", "accuracy_high", "agreement"),
 )
-RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"  # parts that no probe reads
+RANDOM, PRINCIPAL, WHOLE = (
+    "random",
+    "principal",
+    "whole state",
+)  # parts that no probe reads
 
 
 class SwappedPart(NamedTuple):
@@ -51,7 +60,9 @@ def parts_of(
     for like in sizes.values():
         drawn = [random_subspaces(like, seed + draw) for draw in range(draws)]
         parts.append(SwappedPart(RANDOM, drawn))
-        parts.append(SwappedPart(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
+        parts.append(
+            SwappedPart(PRINCIPAL, [principal_subspaces(states, like.shape[-1])])
+        )
     return [*parts, SwappedPart(WHOLE, [None])]
 
 
@@ -93,29 +104,46 @@ class Twin(nn.Module):
         route, text = self.behaviour.route, task.texts.text
         read = read_all([route], task, targets=True)
         x, y = read.sources(route), read.targets(route)
-        self.native.update(text, self.behaviour.without_sites(task, {route.target: own}))
+        self.native.update(
+            text, self.behaviour.without_sites(task, {route.target: own})
+        )
         results = []
         for method in self.maps:
             mapped = method.map(x, task)
             for part in self.parts:
                 results.append(self._mean(task, y, mapped, part, own))
-        stacked = {name: torch.stack([result[name] for result in results]) for name in BEHAVIOUR}
+        stacked = {
+            name: torch.stack([result[name] for result in results])
+            for name in BEHAVIOUR
+        }
         self.scores.update(text, stacked)
 
     def _mean(
-        self, task: TaskBatch, y: Tensor, mapped: Tensor, part: SwappedPart, own: UnitAnswers
+        self,
+        task: TaskBatch,
+        y: Tensor,
+        mapped: Tensor,
+        part: SwappedPart,
+        own: UnitAnswers,
     ) -> dict[str, Tensor]:
         """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
         draws = []
         for subspaces in part.subspaces:
-            draws.append(self.behaviour.injected(task, swapped(y, mapped, subspaces), own))
-        return {name: torch.stack([draw[name] for draw in draws]).mean(0) for name in BEHAVIOUR}
+            draws.append(
+                self.behaviour.injected(task, swapped(y, mapped, subspaces), own)
+            )
+        return {
+            name: torch.stack([draw[name] for draw in draws]).mean(0)
+            for name in BEHAVIOUR
+        }
 
     def rows(self) -> Iterator[Row]:
         """One row for each map, part and site pair."""
         route = self.behaviour.route
         native = {name: values[0, 0] for name, values in self.native.compute().items()}
-        columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
+        columns = behaviour_columns(
+            self.scores.compute(), native, self.behaviour.asked, self.seed
+        )
         for swap, (method, part) in enumerate(product(self.maps, self.parts)):
             subspace = part.subspaces[0]
             dimensions = route.target.width if subspace is None else subspace.shape[-1]
@@ -146,7 +174,9 @@ def read_subspaces(bank: Bank) -> Tensor:
         then twice the projection's width, at most d.
     """
     if isinstance(bank.probes, EdgeProbes):
-        weights = [cast(Tensor, projection.weight) for projection in bank.probes.projections]
+        weights = [
+            cast(Tensor, projection.weight) for projection in bank.probes.projections
+        ]
         weight = torch.cat(weights, -1)
     else:
         probes = cast(StructuralProbes, bank.probes)

@@ -25,7 +25,13 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.maps.base import Aligner
 from aligners.models.model_identity import deciding
-from aligners.probing.artefacts.kinds import KINDS, Artefact, Dictionary, Probe, Stitching
+from aligners.probing.artefacts.kinds import (
+    KINDS,
+    Artefact,
+    Dictionary,
+    Probe,
+    Stitching,
+)
 from aligners.probing.probe_bank import Bank
 from aligners.probing.storing import PROBES, load_banks
 
@@ -121,7 +127,9 @@ def _described(folder: Path) -> Artefact:
     return kind(_tensors(folder / TENSORS), about, through)
 
 
-def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()) -> Dictionary:
+def _dictionary(
+    folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()
+) -> Dictionary:
     """A dictionary of SAELens, whose cfg.json has its metadata in a dictionary of that name, or beside the rest."""
     cfg = _json(folder / CFG)
     told = {**cfg, **(cfg.get("metadata") or {})}
@@ -231,7 +239,9 @@ def _loaded(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = None) -> None:
+def write_artefact(
+    artefact: Artefact, folder: Path | str, card: str | None = None
+) -> None:
     """Write an artefact into a new folder, whole or not at all, in the format of its kind.
 
     Args:
@@ -247,7 +257,10 @@ def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = No
     _check_model(artefact.about, folder / ABOUT)
     about = {"kind": artefact.kind, **artefact.about}
     about.pop("cfg", None)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in artefact.tensors.items()}
+    tensors = {
+        name: value.detach().cpu().contiguous()
+        for name, value in artefact.tensors.items()
+    }
     with whole_folder(folder) as unfinished:
         _write_json(about, unfinished / ABOUT)
         if isinstance(artefact, Dictionary):

@@ -131,7 +131,9 @@ class Carrying(pl.LightningModule):
         check_precision(self.trainer)
         self.stream: PairedActivations = stream_of(self.trainer, PairedActivations)
         self.old, self.new = self.stream.frozen[:2]
-        self.truths = {artefact.name: self._truth(artefact) for artefact in self.artefacts}
+        self.truths = {
+            artefact.name: self._truth(artefact) for artefact in self.artefacts
+        }
         doubt = caution(list(self.truths.values()), self.stream.text.source)
         if doubt:
             self.stream.caution(doubt)
@@ -169,7 +171,9 @@ class Carrying(pl.LightningModule):
             return WORDS
         return kind
 
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Keep the held-out rows."""
         self.batches["test"].append(batch)
 
@@ -254,7 +258,9 @@ class Carrying(pl.LightningModule):
     def _places(self, artefact: Artefact) -> list[int]:
         """Numbers of the site pairs at which an artefact reads the old model."""
         sites = self.stream.reader.sites
-        places = [place for place, (site, _) in enumerate(sites) if site == artefact.site]
+        places = [
+            place for place, (site, _) in enumerate(sites) if site == artefact.site
+        ]
         if not places:
             raise UserError(
                 f"Expected `data.sites` with site {artefact.about['site']} of {self.old.name}, which {artefact.name} "
@@ -262,7 +268,9 @@ class Carrying(pl.LightningModule):
             )
         return places
 
-    def _best(self, artefact: Artefact, kind: RowKind, places: Sequence[int]) -> Attempt:
+    def _best(
+        self, artefact: Artefact, kind: RowKind, places: Sequence[int]
+    ) -> Attempt:
         """The map with the lowest error of all that are tried; the report lists them."""
         attempts: list[Attempt] = []
         for place in places:
@@ -285,7 +293,12 @@ class Carrying(pl.LightningModule):
         return best
 
     def _answers(
-        self, artefact: Artefact, new: Artefact, kind: RowKind, place: int, places: Sequence[int]
+        self,
+        artefact: Artefact,
+        new: Artefact,
+        kind: RowKind,
+        place: int,
+        places: Sequence[int],
     ) -> Answers:
         """Answers on held-out rows: of the old model, of the new one as it is, and of the carried artefact."""
         held = self.paired("test", kind, place)
@@ -293,7 +306,9 @@ class Carrying(pl.LightningModule):
         if artefact.width == self.new.width:
             same = [p for p in places if len(set(self.stream.reader.sites[p])) == 1]
             own_place = same[0] if same else place
-            answers["stale"] = artefact.answers(self.paired("test", kind, own_place).new)
+            answers["stale"] = artefact.answers(
+                self.paired("test", kind, own_place).new
+            )
         answers["carried"] = new.answers(held.new)
         return answers
 
@@ -312,7 +327,9 @@ class Carrying(pl.LightningModule):
             return own, HELD_OUT
         return None, None  # texts of one class have no AUROC
 
-    def _tried(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[Attempt]:
+    def _tried(
+        self, artefact: Artefact, kind: RowKind, place: int
+    ) -> Iterator[Attempt]:
         """Maps that are fitted on the rows that it reads, and on tokens where that is one row of a text."""
         fitted_on = [kind]
         if policy_of(kind.policy).types is None and self.one_tokenizer:
@@ -324,15 +341,21 @@ class Carrying(pl.LightningModule):
                 maps = [name for name in maps if name != STALE]
             if not maps:
                 continue
-            for fitted in fit_maps(artefact, self.paired("fit", on, place), validation, maps):
+            for fitted in fit_maps(
+                artefact, self.paired("fit", on, place), validation, maps
+            ):
                 yield Attempt(fitted, on, place)
 
-    def _moved(self, artefact: Artefact, best: FittedMap, on: RowKind, place: int) -> Artefact:
+    def _moved(
+        self, artefact: Artefact, best: FittedMap, on: RowKind, place: int
+    ) -> Artefact:
         """The artefact for the new model; pushed forward, too, where something is put into states."""
         forward = None
         if isinstance(artefact, (Direction, Dictionary)):
             fitting = self.paired("fit", on, place)
-            forward = forward_map(best.name, fitting, self.paired("validation", on, place))
+            forward = forward_map(
+                best.name, fitting, self.paired("validation", on, place)
+            )
         model = self.new.identity()
         return artefact.carried(
             best.back,
@@ -340,10 +363,16 @@ class Carrying(pl.LightningModule):
             site=self.stream.reader.sites[place][1],
             model=model["name"],
             **deciding(model),
-            carried_from={"model": self.old.name, "site": artefact.site, "map": best.name},
+            carried_from={
+                "model": self.old.name,
+                "site": artefact.site,
+                "map": best.name,
+            },
         )
 
-    def _shuffled(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[Artefact]:
+    def _shuffled(
+        self, artefact: Artefact, kind: RowKind, place: int
+    ) -> Iterator[Artefact]:
         """Carried by the best maps between rows of different texts."""
         maps = [name for name in self.maps if name not in EQUAL_WIDTHS] or ["ridge"]
         for seed in range(self.seed, self.seed + SHUFFLES):
@@ -357,7 +386,12 @@ class Carrying(pl.LightningModule):
             yield artefact.carried(best.back)
 
     def _scored(
-        self, artefact: Artefact, answers: Answers, weights: Tensor, kind: RowKind, place: int
+        self,
+        artefact: Artefact,
+        answers: Answers,
+        weights: Tensor,
+        kind: RowKind,
+        place: int,
     ) -> Iterator[Row]:
         """Scores against labels: of all answers, of a head that is trained anew, and of floors.
 
@@ -384,15 +418,25 @@ class Carrying(pl.LightningModule):
             yield {"condition": judged.condition, "n_texts": texts, **row}
 
     def _judged(
-        self, artefact: Artefact, answers: Answers, labels: Tensor, kind: RowKind, place: int
+        self,
+        artefact: Artefact,
+        answers: Answers,
+        labels: Tensor,
+        kind: RowKind,
+        place: int,
     ) -> Iterator[Judged]:
         """The answers that labels score, of each condition."""
         native = answers["native"]
         for condition, given in answers.items():
             yield Judged(condition, artefact, native, [given], labels)
 
-        held, fitting = self.paired("test", kind, place), self.paired("fit", kind, place)
-        shuffled = [moved.answers(held.new) for moved in self._shuffled(artefact, kind, place)]
+        held, fitting = (
+            self.paired("test", kind, place),
+            self.paired("fit", kind, place),
+        )
+        shuffled = [
+            moved.answers(held.new) for moved in self._shuffled(artefact, kind, place)
+        ]
         yield Judged("shuffled map", artefact, native, shuffled, labels)
 
         classes = max(native.shape[1], 2) if isinstance(artefact, Head) else 2
@@ -406,7 +450,9 @@ class Carrying(pl.LightningModule):
         at_random = list((held.new @ drawn).split(1, dim=1))
         floor = Direction({"vector": drawn[:, 0]})
         read = 1 if classes == 2 else 0  # the class that a direction is scored for
-        yield Judged("random direction", floor, at_random[0], at_random, (labels == read).long())
+        yield Judged(
+            "random direction", floor, at_random[0], at_random, (labels == read).long()
+        )
 
 
 def own_sites(
@@ -435,7 +481,9 @@ def check_model(artefact: Artefact, model: Any) -> list[str]:
             f"Expected `data.model_x` to be the model that {artefact.name} reads, but it was "
             f"{listed_change(then, model.identity())}."
         )
-    if told is None and str(artefact.about["model"]).rstrip("/") != str(model.name).rstrip("/"):
+    if told is None and str(artefact.about["model"]).rstrip("/") != str(
+        model.name
+    ).rstrip("/"):
         return [
             f"{artefact.name} says that it reads {artefact.about['model']}, and was read as one of {model.name}."
         ]
@@ -474,7 +522,9 @@ def _head_loss(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _fitted_head(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
     """Weights (d + 1, C) of least penalised loss."""
-    weight = torch.zeros(x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True)
+    weight = torch.zeros(
+        x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True
+    )
     optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Any:

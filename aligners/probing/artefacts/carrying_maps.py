@@ -80,7 +80,10 @@ class FittedMap(NamedTuple):
 
 
 def fit_maps(
-    artefact: Artefact, fitting: PairedRows, validation: PairedRows, maps: Sequence[str] = MAPS
+    artefact: Artefact,
+    fitting: PairedRows,
+    validation: PairedRows,
+    maps: Sequence[str] = MAPS,
 ) -> list[FittedMap]:
     """Fit maps for an artefact on rows without labels, the best first.
 
@@ -100,7 +103,11 @@ def fit_maps(
     check_known(MAPS, maps=maps)
     moments = fitting.moments
     d_new, d_old = moments.xy.shape[1:]
-    able = [name for name in dict.fromkeys(maps) if d_new == d_old or name not in EQUAL_WIDTHS]
+    able = [
+        name
+        for name in dict.fromkeys(maps)
+        if d_new == d_old or name not in EQUAL_WIDTHS
+    ]
     if not able:
         raise UserError(
             f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
@@ -120,7 +127,9 @@ def fit_maps(
         for bank in _banks(name, moments):
             answers = artefact.carried(bank.aligner).answers(validation.new)
             error = answers_missed(truth, answers)
-            tried.append(FittedMap(name, bank.aligner, error, bank.strength, bank.common))
+            tried.append(
+                FittedMap(name, bank.aligner, error, bank.strength, bank.common)
+            )
         found.append(min(tried, key=lambda fitted: fitted.error))
     return sorted(found, key=lambda fitted: fitted.error)
 

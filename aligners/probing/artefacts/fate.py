@@ -21,7 +21,9 @@ _WORSE = 0.002  # of a score: less is no difference
 Scores = Callable[[Tensor], Tensor]
 
 
-def scores_of(artefact: Artefact, old: Tensor) -> tuple[Scores, Callable[[Tensor], Tensor]]:
+def scores_of(
+    artefact: Artefact, old: Tensor
+) -> tuple[Scores, Callable[[Tensor], Tensor]]:
     """How answers (N, C) become scores (N, K), and scores decisions (N, K).
 
     Of a head with two classes the log-odds, with more the margin of each class, decided at 0; of all else
@@ -42,7 +44,9 @@ def scores_of(artefact: Artefact, old: Tensor) -> tuple[Scores, Callable[[Tensor
         threshold = torch.zeros(())
     else:
         threshold = old[:, chosen].median(0).values
-    return lambda answers: answers[:, chosen], lambda scores: scores > threshold.to(scores)
+    return lambda answers: answers[
+        :, chosen
+    ], lambda scores: scores > threshold.to(scores)
 
 
 def _above_zero(scores: Tensor) -> Tensor:
@@ -68,7 +72,9 @@ def midranks(values: Tensor, weights: Tensor) -> Tensor:
     order = values.argsort()
     _, place = values[order].unique_consecutive(return_inverse=True)
     distinct = int(place[-1]) + 1
-    own = weights.new_zeros(len(weights), distinct).index_add_(1, place, weights[:, order])
+    own = weights.new_zeros(len(weights), distinct).index_add_(
+        1, place, weights[:, order]
+    )
     ranks = own.cumsum(1) - own / 2
     return torch.empty_like(weights).index_copy_(1, order, ranks[:, place])
 
@@ -92,7 +98,9 @@ def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
     """The chance that a positive row has the greater score, (R,); NaN of one class. Of several columns the mean."""
     if scores.ndim == 2:
         columns = zip(scores.T, positive.T, strict=True)
-        return torch.stack([auroc(column, true, weights) for column, true in columns]).nanmean(0)
+        return torch.stack(
+            [auroc(column, true, weights) for column, true in columns]
+        ).nanmean(0)
     yes, no = weights * positive, weights * ~positive
     return (yes * midranks(scores, no)).sum(1) / (yes.sum(1) * no.sum(1))
 
@@ -140,7 +148,9 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
     return (value + noise * math.sqrt(spread) / half).clamp(0, 1)
 
 
-def measured_score(artefact: Artefact, answers: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def measured_score(
+    artefact: Artefact, answers: Tensor, labels: Tensor, weights: Tensor
+) -> Tensor:
     """The AUROC of its answers on the old model against labels, and its resamples, (1 + R,).
 
     Args:
@@ -155,7 +165,9 @@ def measured_score(artefact: Artefact, answers: Tensor, labels: Tensor, weights:
     return auroc(scores, _positive(scores, labels[known]), weights[:, known])
 
 
-def fate(artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weights: Tensor) -> Row:
+def fate(
+    artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weights: Tensor
+) -> Row:
     """What the answers of the artefact on the old model say of those on the new one.
 
     Args:
@@ -177,7 +189,9 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weigh
     halves = decided.where(~alike, before > before.median(0).values)
 
     pairs = zip(before.T, after.T, strict=True)
-    correlation = torch.stack([rank_correlation(a, b, weights) for a, b in pairs]).nanmean(0)
+    correlation = torch.stack(
+        [rank_correlation(a, b, weights) for a, b in pairs]
+    ).nanmean(0)
     agreeing = (decide(after) == decided).all(-1)
     predicted = torch.full_like(correlation, torch.nan)
     if own is not None:
@@ -231,7 +245,11 @@ def _positive(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def with_labels(
-    artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels: Tensor, weights: Tensor
+    artefact: Artefact,
+    each: Sequence[Tensor],
+    old: Tensor,
+    labels: Tensor,
+    weights: Tensor,
 ) -> Row:
     """AUROC, and of a head accuracy, against labels (N,) of classes 0, 1, ..., with intervals: the mean over answers.
 

@@ -130,7 +130,9 @@ class Artefact(ABC):
         return self._read(states)
 
     @torch.no_grad()
-    def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
+    def carried(
+        self, back: Aligner, forward: Aligner | None = None, **about: Any
+    ) -> Self:
         """The artefact for another model.
 
         It is pulled back, artefact ∘ g: folded into tensors of the same format where that can be done; otherwise, as
@@ -175,9 +177,7 @@ class Artefact(ABC):
             )
         for name, shape in shapes.items():
             got = tuple(self.tensors[name].shape)
-            expected = (
-                f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has"
-            )
+            expected = f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has"
             if not _fits(got, shape):
                 raise UserError(f"{expected} the shape {got}.")
             if not self.tensors[name].isfinite().all():
@@ -322,7 +322,9 @@ class Probe(Artefact):
         variant = Variant(*place, rank=described["rank"])
         kind = PROBES[described["class"]]
         with torch.random.fork_rng(devices=[]):
-            bank = Bank(kind([variant], self.own_width, **described["options"]), [place])
+            bank = Bank(
+                kind([variant], self.own_width, **described["options"]), [place]
+            )
         bank.load_state_dict(self.tensors)
         return bank.eval().requires_grad_(False)
 
@@ -403,7 +405,11 @@ class Dictionary(Artefact):
             shift = shift - b_dec @ encoder
         if self.cfg.get("rescale_acts_by_decoder_norm"):
             norm = decoder.norm(dim=1)
-            encoder, shift, decoder = encoder * norm, shift * norm, decoder / norm[:, None]
+            encoder, shift, decoder = (
+                encoder * norm,
+                shift * norm,
+                decoder / norm[:, None],
+            )
         return [encoder, shift, decoder, b_dec]
 
     def _check(self) -> None:
@@ -426,7 +432,9 @@ class Dictionary(Artefact):
         before = states @ encoder + shift
         if self.cfg.get("architecture") == "topk":
             kept = before.topk(int(self.cfg["k"]), -1)
-            return torch.zeros_like(before).scatter(-1, kept.indices, kept.values.relu())
+            return torch.zeros_like(before).scatter(
+                -1, kept.indices, kept.values.relu()
+            )
         threshold = self.tensors.get("threshold", torch.zeros(())).to(before)
         return before.relu() * (before > threshold)
 
@@ -459,10 +467,14 @@ class Dictionary(Artefact):
 
 def affine_parts(aligner: Aligner) -> Parts | None:
     """W and b of the first map of a bank; None if it is not affine."""
-    if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(aligner, "norm", False):
+    if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(
+        aligner, "norm", False
+    ):
         return None
     exact = copy.deepcopy(aligner).double()
-    points = torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64)  # the last one is 0
+    points = torch.eye(
+        aligner.d_x + 1, aligner.d_x, dtype=torch.float64
+    )  # the last one is 0
     image = exact(points.repeat(exact.sites, 1, 1))[0].detach()
     return image[:-1] - image[-1], image[-1]
 

@@ -41,11 +41,18 @@ def truth_of(artefact: Artefact, data: PairedActivations) -> Truth:
     """
     if not isinstance(artefact, (Head, Direction)):
         return Truth()
-    column, usual = artefact.about.get("label_column"), data.texts.origin.get("label_column")
+    column, usual = (
+        artefact.about.get("label_column"),
+        data.texts.origin.get("label_column"),
+    )
     if column is None and usual is None:
         return Truth()
     try:
-        texts = data.texts if column in (None, usual) else data.texts_labelled_by(str(column))
+        texts = (
+            data.texts
+            if column in (None, usual)
+            else data.texts_labelled_by(str(column))
+        )
         places = _places(artefact, texts, named=column is not None)
     except UserError as error:
         return Truth(doubt=f"{artefact.name}: {str(error).rstrip('.')}")
@@ -90,7 +97,9 @@ def _places(artefact: Head | Direction, texts: Texts, *, named: bool) -> list[in
         mine = f"{count} without names"
         if own:
             mine = ", ".join(map(str, own))
-        raise UserError(f"its classes are {mine}, those of the texts {', '.join(theirs)}")
+        raise UserError(
+            f"its classes are {mine}, those of the texts {', '.join(theirs)}"
+        )
     return places
 
 

@@ -15,7 +15,13 @@ from PIL import Image
 from aligners.files.atomic import whole_file, write_text
 from aligners.files.shared_folder import own_file
 from aligners.fitting.training_status import MARK
-from aligners.reports.names import WORDS, four_digits, held_out_name, short_names, with_short_names
+from aligners.reports.names import (
+    WORDS,
+    four_digits,
+    held_out_name,
+    short_names,
+    with_short_names,
+)
 from aligners.reports.report import Report, Row, largest
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import page as rendered
@@ -24,9 +30,15 @@ PAGE, CONFIG = "report.html", "config.yaml"
 # of a side of an image: browsers show no larger one, and matplotlib draws at most twice that
 MOST_PIXELS = 2**15 - 1
 MOST_NAMES = 4
-SENTENCES = re.compile(r"\n|(?<=[\w%)][.]) (?=[A-Z])")  # where one ends and the next begins
+SENTENCES = re.compile(
+    r"\n|(?<=[\w%)][.]) (?=[A-Z])"
+)  # where one ends and the next begins
 MOST_ROWS = 400  # of all rows; the CSV file has the others
-ROLES = {"green": "ceiling", "dim": "floor", "bold": "mean"}  # what a row's style on screen means
+ROLES = {
+    "green": "ceiling",
+    "dim": "floor",
+    "bold": "mean",
+}  # what a row's style on screen means
 ENTRY = "Description"  # of the PNG's text
 MOST_DRAWN = 8
 
@@ -264,7 +276,9 @@ def _of_rows(report: Report) -> PageTable:
     keys = []
     for key in report.rows[0]:
         measured, _, end = key.rpartition("_")
-        beside = end in ("low", "high") and measured in report.rows[0]  # an end of an interval
+        beside = (
+            end in ("low", "high") and measured in report.rows[0]
+        )  # an end of an interval
         if not beside and any(row.get(key) is not None for row in rows):
             keys.append(key)
     held = "All"
@@ -333,7 +347,9 @@ def save_figure(figure: Figure, path: Path) -> None:
             text.set_parse_math(False)
     dpi = min(130.0, MOST_PIXELS / max(figure.get_size_inches()))
     with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=dpi, format="png", metadata={ENTRY: _described(figure)})
+        figure.savefig(
+            unfinished, dpi=dpi, format="png", metadata={ENTRY: _described(figure)}
+        )
 
 
 def alt_text(image: bytes) -> str:
@@ -346,7 +362,12 @@ def alt_text(image: bytes) -> str:
 def _described(figure: Figure) -> str:
     """Say what a figure shows: its panels, what its axes measure, and what is drawn."""
     panels = 0
-    up, across, titles, drawn = [figure.get_supylabel()], [figure.get_supxlabel()], [], []
+    up, across, titles, drawn = (
+        [figure.get_supylabel()],
+        [figure.get_supxlabel()],
+        [],
+        [],
+    )
     legends = list(figure.legends)
     kind = "Chart"
     for axis in figure.axes:
@@ -366,7 +387,11 @@ def _described(figure: Figure) -> str:
     for legend in legends:
         drawn += [text.get_text() for text in legend.get_texts()]
     said = [kind]
-    for part, what in (("vertical axis", up), ("horizontal axis", across), ("drawn", drawn)):
+    for part, what in (
+        ("vertical axis", up),
+        ("horizontal axis", across),
+        ("drawn", drawn),
+    ):
         if any(what):
             said.append(f"{part}: {_listed(what, MOST_DRAWN)}")
     return f"{'; '.join(said)}."

@@ -8,7 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aligners.fitting.training_status import is_trained, mark, what_did_not_train, worst_of
+from aligners.fitting.training_status import (
+    is_trained,
+    mark,
+    what_did_not_train,
+    worst_of,
+)
 from aligners.reports.drawing import (
     PANEL,
     Look,
@@ -19,16 +24,38 @@ from aligners.reports.drawing import (
     panels,
 )
 from aligners.reports.names import WORDS, aligned, blank, plain_number, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, values, where
+from aligners.reports.report import (
+    Report,
+    Row,
+    distinct,
+    grouped,
+    largest,
+    mean,
+    values,
+    where,
+)
 from aligners.reports.screen import SiteTable
 
 FREE, FLOOR = "mlp", "floor"
-BIJECTIONS = ("inn", "inn_one_way", "inn_paper")  # the first whose price is known begins the page
+BIJECTIONS = (
+    "inn",
+    "inn_one_way",
+    "inn_paper",
+)  # the first whose price is known begins the page
 DIRECTIONS = ("X to Y", "Y to X")
 NAMES = WORDS["bijection"]
 LARGEST = 2.0  # FVU; a map that is worse is off the scale
 HIGHEST = 6.0  # price that the scale reaches up to
-COLUMNS = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
+COLUMNS = [
+    "FVU",
+    "over seeds",
+    "price",
+    "seen",
+    "unseen",
+    "other text",
+    "round trip",
+    "stretch",
+]
 FVU = "FVU: share of variance left unexplained"
 
 
@@ -38,7 +65,9 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     sizes = sorted(set(values(shown, "size")) - {0, None})
     named = []
     for row in shown:
-        training = f"{row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']}"
+        training = (
+            f"{row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']}"
+        )
         named.append(row | {"method": f"{NAMES[row['method']]} ({training})"})
     return Report(
         "bijection",
@@ -130,9 +159,7 @@ def lead(rows: Sequence[Row], size: int) -> str:
     own = _error(rows, size, name)
     free = _error(rows, size, FREE)
     alike = f"with as many parameters ({size:,}) and steps ({steps:,})"
-    price = (
-        f"{_times(there)} that of a free network (MLP) {alike}, and {_times(back)} on the way back"
-    )
+    price = f"{_times(there)} that of a free network (MLP) {alike}, and {_times(back)} on the way back"
     return (
         f"From {x} to {y} the FVU of an invertible network ({NAMES[name]}) is {price}: this is the price of being "
         f"invertible. On held-out rows the FVU of the first is {own}, that of the second {free}."
@@ -178,7 +205,9 @@ def _further_prices(rows: Sequence[Row], size: int) -> list[str]:
             if name not in (FREE, FLOOR) and not math.isnan(price):
                 parts.append(f"{NAMES[name]} {price:.2f}")
         if parts:
-            said.append(f"From X to Y, the same ratios on {place} are: {', '.join(parts)}.")
+            said.append(
+                f"From X to Y, the same ratios on {place} are: {', '.join(parts)}."
+            )
     return said
 
 
@@ -205,7 +234,9 @@ def _cells(rows: Sequence[Row], price: float) -> list[str]:
     low = mean(rows, "stretch_low")
     high = mean(rows, "stretch_high")
     cells = [mark(aligned(float(np.mean(fvus))), worst_of(rows))]
-    cells.append(f"{aligned(min(fvus))} to {aligned(max(fvus))}" if len(fvus) > 1 else "")
+    cells.append(
+        f"{aligned(min(fvus))} to {aligned(max(fvus))}" if len(fvus) > 1 else ""
+    )
     cells.append(aligned(price, 2))
     for column in ("fvu_seen", "fvu_unseen", "fvu_other"):
         cells.append(aligned(mean(rows, column)))
@@ -241,7 +272,11 @@ def _curves(axis: Axes, rows: Sequence[Row], title: str) -> None:
         places = sorted(grouped(where(rows, method=method), "steps").items())
         if method == "linear":
             means = [np.mean(_by_seed(line, "fvu")) for _, line in places]
-            look = {"label": NAMES[method], "color": _look(method)["color"], "linestyle": ":"}
+            look = {
+                "label": NAMES[method],
+                "color": _look(method)["color"],
+                "linestyle": ":",
+            }
             axis.axhline(float(np.mean(means)), **look)
         elif method == FLOOR:
             least = min(float(np.mean(_by_seed(line, "fvu"))) for _, line in places)

@@ -50,7 +50,9 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row] = ()) -> list
     return said + what_did_not_train(methods.get("mlp", []) + methods.get("inn", []))
 
 
-def _span(methods: Mapping[str, Sequence[Row]], name: str, column: str, form: str) -> str:
+def _span(
+    methods: Mapping[str, Sequence[Row]], name: str, column: str, form: str
+) -> str:
     """The least and the largest value of a method at any site, marked if it is not trained at one of them."""
     rows = methods.get(name, [])
     text = span(rows, column, form) if is_known(rows, column) else "not known"

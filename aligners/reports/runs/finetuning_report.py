@@ -80,7 +80,9 @@ def lead(rows: Sequence[Row], majority: float | None) -> str:
         lowest = f"lowest with {worst['variant']}, {_score(worst, rows)}"
         said += f" {name} is highest with {best['variant']}, {_score(best, rows)}, and {lowest}"
     if majority is not None:
-        said += f"; always giving the same answer gives {fixed(majority, score_form(rows))}"
+        said += (
+            f"; always giving the same answer gives {fixed(majority, score_form(rows))}"
+        )
     return f"{said}."
 
 
@@ -98,7 +100,12 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     summary = []
     for variant, runs in grouped(rows, "variant").items():
         first = runs[0]
-        row = {"variant": variant, "kind": first["kind"], "count": first["count"], "n": len(runs)}
+        row = {
+            "variant": variant,
+            "kind": first["kind"],
+            "count": first["count"],
+            "n": len(runs),
+        }
         row |= {"score_name": first["score_name"], **_spread(runs, "score")}
         row |= _spread(runs, "accuracy")
         for column in ("loss", "seconds"):
@@ -112,14 +119,24 @@ def _spread(rows: Sequence[Row], column: str) -> Row:
     found = values(rows, column)
     if None in found:
         return {column: None, f"{column}_sd": None}
-    return {column: fmean(found), f"{column}_sd": stdev(found) if len(found) > 1 else None}
+    return {
+        column: fmean(found),
+        f"{column}_sd": stdev(found) if len(found) > 1 else None,
+    }
 
 
 def finetuning_table(rows: Sequence[Row], majority: float | None) -> SiteTable:
     """Make a table of scores by variant; the last line is the majority class, or the mean number, if there is one."""
     words = score_words(rows)
     title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
-    columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
+    columns = [
+        "classifiers",
+        score_heading(rows),
+        "± sd",
+        "loss",
+        "seconds",
+        "weights trained",
+    ]
     table = SiteTable(title, ["variant"], columns, {})
     for row in summarise(rows):
         cells = [str(row["n"])]
@@ -161,7 +178,9 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         widths.append(max(2.2, 0.85 * len(distinct(others, "variant")) + 0.8))
     count = len(widths)
     size = (fmean(widths), 3.8)
-    figure, axes = panels(count, count, size, (1.6, 0), width_ratios=widths, sharey=True)
+    figure, axes = panels(
+        count, count, size, (1.6, 0), width_ratios=widths, sharey=True
+    )
     for kind, axis in zip(curves, axes, strict=False):
         _curve(axis, where(rows, kind=kind), where(rows, kind="none"), kind)
     if others:
@@ -178,7 +197,11 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
 def _curve(axis: Axes, rows: Sequence[Row], whole: Sequence[Row], kind: str) -> None:
     """Draw the score against the number of blocks; the whole model has its own place on the same axis."""
     colour = MODEL_COLOURS[list(ACROSS).index(kind)]
-    places = {"bottom": UNFROZEN, "top": 0, "layers": max(values([*rows, *whole], "layers"))}
+    places = {
+        "bottom": UNFROZEN,
+        "top": 0,
+        "layers": max(values([*rows, *whole], "layers")),
+    }
     counts = grouped(rows, "count")
     if whole:
         counts[places[kind]] = [*counts.get(places[kind], []), *whole]

@@ -72,7 +72,9 @@ def report(meta: Row, rows: Sequence[Row], measured: str = MEASURED) -> Report:
         "summary",
         meta,
         rows,
-        figures={"fvu": partial(fvu_figure, _few_panels(shown))} if is_known(rows, "fvu") else {},
+        figures={"fvu": partial(fvu_figure, _few_panels(shown))}
+        if is_known(rows, "fvu")
+        else {},
         screen=screen,
         lead=lead(shown, measured),
         sentences=findings + retrieval(shown) + what_did_not_train(shown),
@@ -88,9 +90,7 @@ def lead(rows: Sequence[Row], on: str) -> str:
     """
     maps = where(rows, role="method")
     sites = counted(len(distinct(maps, "site_x", "site_y")), "site")
-    said = (
-        f"Maps {models_in_words(rows)} were fitted at {sites} and measured {on}. {_closeness(maps)}"
-    )
+    said = f"Maps {models_in_words(rows)} were fitted at {sites} and measured {on}. {_closeness(maps)}"
     if "validation" in on:
         said += " These texts also chose the best step of each trained map: `evaluate.py inject` measures it on others."
     return said
@@ -145,5 +145,7 @@ def _table(rows: Sequence[Row], column: str, title: str) -> SiteTable:
     for line in lines:
         first = line[0]
         cells = [mark(aligned(row[column]), row) for row in line]
-        table.add_row(route_name(first), first.get("fit") or "", first["method"], *cells)
+        table.add_row(
+            route_name(first), first.get("fit") or "", first["method"], *cells
+        )
     return table

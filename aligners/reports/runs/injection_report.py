@@ -52,7 +52,10 @@ from aligners.reports.runs.injection_words import (
     panel_words,
     panels_of,
 )
-from aligners.reports.runs.updates.generated_report import generation_tables, generation_words
+from aligners.reports.runs.updates.generated_report import (
+    generation_tables,
+    generation_words,
+)
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
@@ -66,7 +69,10 @@ PLACE = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
 
 
 def report(
-    meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), samples: Sequence[Row] = ()
+    meta: Row,
+    rows: Sequence[Row],
+    generation: Sequence[Row] = (),
+    samples: Sequence[Row] = (),
 ) -> Report:
     """Make the report from one row for each method, site, direction and kind of rows.
 
@@ -117,14 +123,19 @@ def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
     """
     prices = []
     for here in grouped(filter(is_trained, rows), *PLACE).values():
-        networks = [row for row in known(here, "fvu") if row["fit"] in (TRAINED, BOTH_WAYS)]
+        networks = [
+            row for row in known(here, "fvu") if row["fit"] in (TRAINED, BOTH_WAYS)
+        ]
         for row, other in product(networks, networks):
             far = abs(other["parameters"] - row["parameters"])
             if not row["bijective"] or other["bijective"] or other["fit"] != TRAINED:
                 continue
             if other["fvu"] and far <= ALIKE * row["parameters"]:
                 price = {key: row[key] for key in (*PLACE, "method", "fit")}
-                price |= {"against": other["method"], "ratio": row["fvu"] / other["fvu"]}
+                price |= {
+                    "against": other["method"],
+                    "ratio": row["fvu"] / other["fvu"],
+                }
                 prices.append(price)
     return prices
 
@@ -140,7 +151,11 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
             model = row[f"model_{row['method'][-1]}"]
             chance = random[0]["score_low"]
             if row["score"] < chance:
-                found = {"method": row["method"], "score": row["score"], "chance_low": chance}
+                found = {
+                    "method": row["method"],
+                    "score": row["score"],
+                    "chance_low": chance,
+                }
                 below[model] = {"model": model, **found}
     return list(below.values())
 
@@ -189,9 +204,14 @@ def retrieval(rows: Sequence[Row]) -> list[str]:
         means = [mean(line, "top1_all") for line in lines.values()]
         if len(means) < 2 or max(means) - min(means) < TOLD_APART:
             continue
-        each = [f"{span(line, 'top1_all', '.1%')} with {name}" for name, line in lines.items()]
+        each = [
+            f"{span(line, 'top1_all', '.1%')} with {name}"
+            for name, line in lines.items()
+        ]
         count = span(panel, "candidates_all", ",.0f")
-        nearest = f"the nearest of {count} rows of the target is the partner of a mapped row"
+        nearest = (
+            f"the nearest of {count} rows of the target is the partner of a mapped row"
+        )
         sentence = f"{title}: {nearest} (top 1) for {listed(each)}"
         centred = [mean(line, "top1_all_centred") for line in lines.values()]
         if max(centred) - max(means) >= TOLD_APART:
@@ -218,7 +238,9 @@ def _draws(rows: Sequence[Row]) -> list[str]:
         if row["site_x"] is None and row.get("fit"):
             scores = f"{100 * row['score_low']:.1f} to {100 * row['score_high']:.1f}"
             unit = score_words([row])
-            said[f"{row['method']} ({row['model_y']}): {row['fit']}: {scores} ({unit})"] = None
+            said[
+                f"{row['method']} ({row['model_y']}): {row['fit']}: {scores} ({unit})"
+            ] = None
     return list(said)
 
 
@@ -239,8 +261,12 @@ def _table(panel: list[Row]) -> SiteTable:
     names = site_names(pairs)
     columns = [column for column in COLUMN_GROUPS if is_known(panel, column)]
     if "loss" in columns and "penalty" not in columns:
-        columns.remove("loss")  # where numbers are predicted, the loss is in their own unit
-    across = {COLUMN_GROUPS[column] or score_heading(panel): names for column in columns}
+        columns.remove(
+            "loss"
+        )  # where numbers are predicted, the loss is in their own unit
+    across = {
+        COLUMN_GROUPS[column] or score_heading(panel): names for column in columns
+    }
     table = SiteTable(panel_title(panel), ["method"], ["parameters"], across)
     for name, line in grouped(panel, "method").items():
         sites = by_sites(line)
@@ -269,7 +295,9 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     heights = [name for name in FVU_LABELS if name == "fvu" or is_known(rows, name)]
     parts = _parts(panels_of(rows), _styles(rows))
     count = len(heights) * len(parts)
-    figure, axes = drawing.panels(count, len(parts), drawing.PANEL, (1.9, 1.1), sharey=True)
+    figure, axes = drawing.panels(
+        count, len(parts), drawing.PANEL, (1.9, 1.1), sharey=True
+    )
     beyond: list[str] = []
     starts: list[str] = []
     for axis, (height, part) in zip(axes, product(heights, parts), strict=True):
@@ -277,20 +305,26 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
         beyond += off_scale
         starts += untrained
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
-        drawing.name_sites(axis, part.title if height == "fvu" else "", site_names(part.pairs))
+        drawing.name_sites(
+            axis, part.title if height == "fvu" else "", site_names(part.pairs)
+        )
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     drawing.log_scale(axes)
     across = "site (layer)"
     if beyond:
-        across += f"\nabove {FVU_TOP:g}, off the scale: {', '.join(dict.fromkeys(beyond))}"
+        across += (
+            f"\nabove {FVU_TOP:g}, off the scale: {', '.join(dict.fromkeys(beyond))}"
+        )
     if starts:
         across += f"\n{drawing.HOLLOW} ({', '.join(sorted(set(starts)))})"
     drawing.dress(figure, axes, across, "")
     return figure
 
 
-def _draw_fvu(axis: Axes, part: drawing.SitePanel, height: str) -> tuple[list[str], list[str]]:
+def _draw_fvu(
+    axis: Axes, part: drawing.SitePanel, height: str
+) -> tuple[list[str], list[str]]:
     """Draw the lines of a panel; returns those that leave the scale, and those with a map that is not trained."""
     beyond = []
     starts = []
@@ -299,7 +333,9 @@ def _draw_fvu(axis: Axes, part: drawing.SitePanel, height: str) -> tuple[list[st
         fvus = np.array(numbers(line, height))
         shown = np.where(fvus < FVU_TOP, fvus, math.nan)
         label = name if np.isfinite(shown).any() else None
-        if drawing.line_of_maps(axis, range(len(line)), list(shown), line, label, style):
+        if drawing.line_of_maps(
+            axis, range(len(line)), list(shown), line, label, style
+        ):
             starts.append(name)
         if (fvus >= FVU_TOP).any():
             beyond.append(f"{name} into {line[0]['model_y']}")
@@ -338,7 +374,9 @@ def _by_site(
     return drawing.site_figure(panels, column, up, scale)
 
 
-def _levels(panel: Sequence[Row], roles: Sequence[str], column: str) -> list[drawing.Level]:
+def _levels(
+    panel: Sequence[Row], roles: Sequence[str], column: str
+) -> list[drawing.Level]:
     """What has no site; the ends of means over draws as thin lines."""
     levels: list[drawing.Level] = []
     ends: list[drawing.Level] = []
@@ -349,11 +387,16 @@ def _levels(panel: Sequence[Row], roles: Sequence[str], column: str) -> list[dra
         levels.append((row["method"], look, row[column]))
         if row.get("fit"):
             thin = {**look, "linewidth": 0.5}
-            ends += [(None, thin, row[f"{column}_low"]), (None, thin, row[f"{column}_high"])]
+            ends += [
+                (None, thin, row[f"{column}_low"]),
+                (None, thin, row[f"{column}_high"]),
+            ]
     return levels + ends
 
 
-def _parts(panels: Sequence[list[Row]], styles: dict[str, drawing.Look]) -> list[drawing.SitePanel]:
+def _parts(
+    panels: Sequence[list[Row]], styles: dict[str, drawing.Look]
+) -> list[drawing.SitePanel]:
     """Draw a panel's lines in one that can be read, or else closed forms, trained maps and floors each in their own."""
     parts = []
     for panel in panels:

@@ -24,10 +24,21 @@ from aligners.reports.names import (
     span,
     value_range,
 )
-from aligners.reports.report import Row, all_known, grouped, is_known, known, mean, values, where
+from aligners.reports.report import (
+    Row,
+    all_known,
+    grouped,
+    is_known,
+    known,
+    mean,
+    values,
+    where,
+)
 
 KEPT = 0.015  # an accuracy that loses no more than this counts as kept
-VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types has memorised words
+VOCABULARY = (
+    2.0  # a map whose FVU is this many times higher on unseen types has memorised words
+)
 LEAST_UNSEEN = 0.005  # of an FVU on unseen types that says so, mean over sites
 PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 ALL_TOKENS = "tokens"
@@ -78,7 +89,9 @@ def panel_words(panel: Sequence[Row], prices: Sequence[Row]) -> list[str]:
     tokens = of_tokens(panel)
     own = native["loss"] if tokens else native["score"]
     if not is_known(panel, "score"):
-        answers = f"{panel_title(panel)}: mapped states were compared with the target's own."
+        answers = (
+            f"{panel_title(panel)}: mapped states were compared with the target's own."
+        )
     elif own is None:
         y = panel[0]["model_y"]
         answers = f"{y}'s own answers are not finite, so injection cannot be scored."
@@ -87,7 +100,12 @@ def panel_words(panel: Sequence[Row], prices: Sequence[Row]) -> list[str]:
     else:
         answers = _task(panel)
     maps = where(known(panel, "site_x"), role="method")
-    return [answers, _closeness(maps, prices), *no_better_than_the_mean(panel), *_beyond(maps)]
+    return [
+        answers,
+        _closeness(maps, prices),
+        *no_better_than_the_mean(panel),
+        *_beyond(maps),
+    ]
 
 
 def _costly(line: Sequence[Row]) -> bool:
@@ -153,7 +171,9 @@ def _language(panel: Sequence[Row]) -> str:
     if free:
         parts.append(f"less than 0.001 with {listed(free)}")
     if parts:
-        said += f" Mapped states of {x} raise the loss by (nats): {listed(parts)}{lost}."
+        said += (
+            f" Mapped states of {x} raise the loss by (nats): {listed(parts)}{lost}."
+        )
     alike = []
     for worse, better in pairwise(costly):
         if _overlap(lines[worse], lines[better]):
@@ -226,7 +246,9 @@ def _closeness(maps: Sequence[Row], prices: Sequence[Row]) -> str:
     for (method, against), line in grouped(prices, "method", "against").items():
         parts.append(f"{method} {span(line, 'ratio', '.2f')} times {against}")
     if parts:
-        price = "the price of bijectivity, FVU against a free network of the same size, is"
+        price = (
+            "the price of bijectivity, FVU against a free network of the same size, is"
+        )
         said += f"; {price} {listed(parts)}"
     return f"{said}."
 
@@ -249,7 +271,9 @@ def _beyond(maps: Sequence[Row]) -> list[str]:
         if memorised(mean(line, "fvu_seen"), mean(line, "fvu_unseen")):
             there = share_range(line, "fvu_unseen")
             here = share_range(line, "fvu_seen")
-            parts.append(f"{name}, {there} on these types and {here} on types seen in fitting")
+            parts.append(
+                f"{name}, {there} on these types and {here} on types seen in fitting"
+            )
     if parts:
         said.append(f"Partly memorised words: {'; '.join(parts)}.")
     other = _lines(maps, "fvu_other")

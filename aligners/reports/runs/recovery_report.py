@@ -67,7 +67,9 @@ def lead(rows: Sequence[Row]) -> str:
             text += f", linear {_share(lines['linear'])}"
         parts.append(f"{text}.")
     if not parts:
-        parts = ["No map has a finite error at every site, so none is said to be closest."]
+        parts = [
+            "No map has a finite error at every site, so none is said to be closest."
+        ]
     return " ".join([said, *parts])
 
 
@@ -80,7 +82,9 @@ def _share(line: Sequence[Row]) -> str:
 
 def _table(means: Sequence[Row]) -> SiteTable:
     model = means[0]["model_x"]
-    title = f"FVU on held-out rows of random INNs of {model}, mean over targets and sites"
+    title = (
+        f"FVU on held-out rows of random INNs of {model}, mean over targets and sites"
+    )
     strengths = [f"{strength:g}" for strength in distinct(means, "strength")]
     table = SiteTable(title, ["method"], [], {"strength": strengths})
     for name, line in grouped(means, "method").items():
@@ -101,5 +105,7 @@ def _figure(means: Sequence[Row]) -> Figure:
     log_scale([axis])
     axis.set_ylabel("FVU: share of variance left unexplained")
     axis.set_title(f"random INNs of {means[0]['model_x']}")
-    dress(figure, [axis], "strength of the non-linearity", "", HOLLOW if untrained else "")
+    dress(
+        figure, [axis], "strength of the non-linearity", "", HOLLOW if untrained else ""
+    )
     return figure

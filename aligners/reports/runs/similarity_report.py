@@ -148,7 +148,9 @@ def lead(meta: Row, pairs: Sequence[Sequence[Row]]) -> str:
         who = f"{len(pairs)} pairs of models"
     count = meta.get("n_rows") or first["n_rows"]
     measures = counted(len(lines), "measure")
-    said = [f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."]
+    said = [
+        f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."
+    ]
     above = []
     some = []
     below = []
@@ -204,7 +206,9 @@ def _distances(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         models = f"{row['model_x']} and {row['model_y']}"
         distance = f"{row['angular_distance']:.3f}"
-        said.append(f"Angular distance of {models} (Brown et al., eq. 2), from CKA: {distance}")
+        said.append(
+            f"Angular distance of {models} (Brown et al., eq. 2), from CKA: {distance}"
+        )
     return said
 
 
@@ -220,9 +224,7 @@ def _far_rows(pairs: Sequence[Sequence[Row]]) -> list[str]:
                     f"{label} {span(beside, column, '.3f')} for {span(beside, 'value', '.3f')}"
                 )
         if each:
-            begins = (
-                f"{which} the rows that are far from all others the values at matching layers are"
-            )
+            begins = f"{which} the rows that are far from all others the values at matching layers are"
             said.append(f"{begins} {', '.join(each)}.")
     return said
 
@@ -254,7 +256,9 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(models_in(rows))
     panels = grouped(rows, "model_x", "model_y") if alone else {}
-    for (x, y), panel in sorted(panels.items(), key=lambda item: item[0][0] == item[0][1]):
+    for (x, y), panel in sorted(
+        panels.items(), key=lambda item: item[0][0] == item[0][1]
+    ):
         if x != y:
             figures[f"diagonal_{names[x]}_{names[y]}"] = partial(layer_lines, panel)
         figures[f"layers_{names[x]}_{names[y]}"] = partial(pair_map, _raw(panel))
@@ -275,11 +279,15 @@ def pair_map(rows: Sequence[Row]) -> Figure:
     if max(len(up), len(across)) > 8:
         cell = SMALL_CELL
     size = max(1.9, cell * len(across)) + 0.55, max(1.9, cell * len(up)) + 0.75
-    figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
+    figure, axes = drawing.panels(
+        len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8
+    )
     columns = "layer_x", "layer_y", "value"
     bar: drawing.Look = {"shrink": 0.6, "pad": 0.01, "label": "similarity"}
     drawing.heat_maps(axes, measures, measures.values(), columns, up, across, **bar)
-    drawing.label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
+    drawing.label(
+        figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}"
+    )
     return figure
 
 
@@ -365,17 +373,25 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
         line = _along(_raw(measured), pairs)
         if is_known(line, "low"):
             look = {"color": LINES["value"]["color"], "alpha": 0.4, "linewidth": 2.5}
-            axis.vlines(range(len(pairs)), numbers(line, "low"), numbers(line, "high"), **look)
+            axis.vlines(
+                range(len(pairs)), numbers(line, "low"), numbers(line, "high"), **look
+            )
         scaled = _along(where(measured, features="standardised"), pairs)
         for name, look in LINES.items():
-            heights = numbers(scaled, "value") if name == "standardised" else numbers(line, name)
+            heights = (
+                numbers(scaled, "value")
+                if name == "standardised"
+                else numbers(line, name)
+            )
             if np.isfinite(heights).any():
                 axis.plot(range(len(pairs)), heights, markersize=3.5, **look)
     handles, labels = drawing.shown_lines(axes)
     if is_known(rows, "low") and LINES["value"]["label"] in labels:
         labels[labels.index(LINES["value"]["label"])] += ", 95 % interval"
     figure.legend(handles, labels, loc="outside right center", frameon=False)
-    drawing.label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
+    drawing.label(
+        figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}"
+    )
     return figure
 
 

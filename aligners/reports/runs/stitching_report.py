@@ -70,7 +70,9 @@ def report(
         pairs = over_pairs(rows, groups)
     findings = []
     for method in routes.methods:
-        findings += method_words(where(shown, method=method), directions=not routes.averaged)
+        findings += method_words(
+            where(shown, method=method), directions=not routes.averaged
+        )
     return Report(
         "stitching",
         meta,
@@ -117,15 +119,21 @@ class Routes:
         is_grid: whether some route pairs a site of its source with more than one site of its target.
     """
 
-    def __init__(self, rows: Sequence[Row], groups: Groups = None, **averaging: Any) -> None:
+    def __init__(
+        self, rows: Sequence[Row], groups: Groups = None, **averaging: Any
+    ) -> None:
         self.rows = rows
         self.averaged = groups is not None or len(set(models_in(rows))) > MOST_MODELS
         lines = []
         if self.averaged:
-            for name, line in grouped(over_pairs(rows, groups, **averaging), "group").items():
+            for name, line in grouped(
+                over_pairs(rows, groups, **averaging), "group"
+            ).items():
                 lines.append(Line(name, name, name, name == "same model", line))
         else:
-            for (x, y), line in grouped(with_short_names(rows), "model_x", "model_y").items():
+            for (x, y), line in grouped(
+                with_short_names(rows), "model_x", "model_y"
+            ).items():
                 lines.append(Line(f"{x} → {y}", x, y, x == y, line))
         self.lines = sorted(lines, key=lambda line: line.same)
         self.pairs, self.is_grid = _matching(rows)
@@ -155,7 +163,9 @@ class Routes:
         for line in self.lines:
             colour = targets.index(line.model_y)
             marker = sources.index(line.model_x)
-            looks[line.name] = drawing.line_look(colour, marker, "-", drawing.MODEL_COLOURS)
+            looks[line.name] = drawing.line_look(
+                colour, marker, "-", drawing.MODEL_COLOURS
+            )
             if line.same:
                 looks[line.name]["linestyle"] = "--"
         return looks
@@ -197,7 +207,11 @@ def _accuracy_figure(routes: Routes) -> Figure:
         return _by_site(routes, "score_penalty", f"lost {words}", 100, [zero])
     natives: dict[str, drawing.Level] = {}
     for line in routes.lines:
-        look = {"color": routes.looks[line.name]["color"], "linewidth": 0.8, "alpha": 0.6}
+        look = {
+            "color": routes.looks[line.name]["color"],
+            "linewidth": 0.8,
+            "alpha": 0.6,
+        }
         for row in where(line.rows, method="native"):
             natives[line.model_y] = (None, look, number(row["score"]))
     up = f"{words}; thin: the target by itself"
@@ -205,7 +219,11 @@ def _accuracy_figure(routes: Routes) -> Figure:
 
 
 def _by_site(
-    routes: Routes, column: str, up: str, scale: float = 1, levels: Sequence[drawing.Level] = ()
+    routes: Routes,
+    column: str,
+    up: str,
+    scale: float = 1,
+    levels: Sequence[drawing.Level] = (),
 ) -> Figure:
     """Draw a column against site, a line for each route (Brown et al. 2023, Figure 1).
 
@@ -223,12 +241,16 @@ def _by_site(
     across = "site (layer)"
     if routes.is_grid:
         across = "site (matching layers)"
-    return drawing.site_figure(panels, column, up, scale, across, f"bars: {routes.intervals}")
+    return drawing.site_figure(
+        panels, column, up, scale, across, f"bars: {routes.intervals}"
+    )
 
 
 def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
     """Draw the penalty of one method on validation texts during training (Brown et al. 2023, Figure 6)."""
-    routes = Routes(curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
+    routes = Routes(
+        curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step")
+    )
     looks = routes.looks
     parts = list(product(routes.pairs, routes.shares()))
     figure, axes = drawing.panels(
@@ -258,7 +280,9 @@ def _penalty_map(routes: Routes) -> Figure:
     size = max(1.9, 0.42 * len(across)) + 0.45, max(1.9, 0.42 * len(up)) + 0.7
     count = len(routes.lines)
     methods = routes.methods
-    figure, axes = drawing.panels(len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8)
+    figure, axes = drawing.panels(
+        len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8
+    )
     bar: drawing.Look = {"shrink": 0.8, "pad": 0.01, "label": "penalty, nats"}
     for place, method in enumerate(methods):
         row = axes[place * count : (place + 1) * count]
@@ -301,7 +325,9 @@ def _table(routes: Routes, method: str) -> SiteTable:
     if routes.averaged:
         native = []
     sites = site_names(routes.pairs)
-    table = SiteTable(title, ["from → into"], native, {"penalty, nats": sites, heading: sites})
+    table = SiteTable(
+        title, ["from → into"], native, {"penalty, nats": sites, heading: sites}
+    )
     for line in routes.lines:
         cells = by_sites(where(line.rows, method=method))
         if cells:

@@ -73,7 +73,9 @@ def method_words(rows: Sequence[Row], *, directions: bool) -> list[str]:
     said = []
     if len(sound) < len(rows):
         lost = len(rows) - len(sound)
-        said.append(f"the stitched model gives no finite loss at {lost} of {_places(rows)}.")
+        said.append(
+            f"the stitched model gives no finite loss at {lost} of {_places(rows)}."
+        )
     if _is_floor(rows):
         if different:
             costs = span(different, "penalty", ".3f")
@@ -112,9 +114,7 @@ def _directions(rows: Sequence[Row]) -> list[str]:
             x, y, both, turned = y, x, turned, both
         diagonal = all(row["site_x"] == row["site_y"] for row, _ in both)
         what = "site" if diagonal else "site pair"
-        text = (
-            f"{x} → {y} costs more than {y} → {x} at {_dearer(both)} of {counted(len(both), what)}"
-        )
+        text = f"{x} → {y} costs more than {y} → {x} at {_dearer(both)} of {counted(len(both), what)}"
         if _dearer(both):
             text += f", beyond the intervals over texts of both at {_beyond(both)}"
         if _beyond(turned):
@@ -167,7 +167,9 @@ def _score_kept(different: Sequence[Row]) -> list[str]:
     worst = max(scored, key=itemgetter("score_penalty"))
     name = plain_score(different)
     places = f"{len(kept)} of {_places(scored)}"
-    said = f"from a different model the target keeps its {name} within 1 point at {places}"
+    said = (
+        f"from a different model the target keeps its {name} within 1 point at {places}"
+    )
     if worst["score_penalty"] > 0:
         points = f"{100 * worst['score_penalty']:.1f} points"
         route = f"from {worst['model_x']} to {worst['model_y']} at {site_of(worst)}"

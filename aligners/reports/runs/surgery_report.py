@@ -8,7 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.finetuning.truncating import MEAN
-from aligners.reports.drawing import ABREAST, LOOKS, Look, heat_map, label, layer_grid, panels
+from aligners.reports.drawing import (
+    ABREAST,
+    LOOKS,
+    Look,
+    heat_map,
+    label,
+    layer_grid,
+    panels,
+)
 from aligners.reports.names import (
     blank,
     fixed,
@@ -88,11 +96,11 @@ def lead(rows: Sequence[Row], majority: float) -> str:
         return said
     worst = min(single, key=itemgetter("score"))
     if worst["score"] >= whole["score"]:
-        return f"{said} No block is needed: without any one of them the score is no lower."
+        return (
+            f"{said} No block is needed: without any one of them the score is no lower."
+        )
     without = score_in_words(worst)
-    return (
-        f"{said} Skipping one block costs the most at block {worst['first']}: {without} without it."
-    )
+    return f"{said} Skipping one block costs the most at block {worst['first']}: {without} without it."
 
 
 def _kept(cut: Sequence[Row], near: float) -> str:
@@ -152,14 +160,20 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
                 continue
             sites = values(line, "site")
             scores = numbers(line, "score", 100)
-            axis.plot(sites, scores, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1)
+            axis.plot(
+                sites, scores, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1
+            )
             if line and MEAN not in models:  # models of different depths have no mean
                 axis.annotate(model, (sites[-1], scores[-1]), fontsize=6)
         if MEAN not in models and len(models) > 1:
             axis.plot([], [], linewidth=0.8, markersize=4, **style)
-    axis.axhline(100 * majority, linewidth=1.3, label=floor_words(rows), zorder=0, **FLOOR)
+    axis.axhline(
+        100 * majority, linewidth=1.3, label=floor_words(rows), zorder=0, **FLOOR
+    )
     axis.set_xticks(sorted(distinct(known(rows, "site"), "site")))
-    axis.set_xlabel("site after which the model is truncated; the last is the whole model")
+    axis.set_xlabel(
+        "site after which the model is truncated; the last is the whole model"
+    )
     axis.set_ylabel(f"held-out texts: {score_words(rows)}")
     lines = axis.get_legend_handles_labels()
     figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=8)
@@ -171,7 +185,9 @@ def _thick(axis: Axes, line: Sequence[Row], style: Look) -> None:
     low = numbers(line, "score_low", 100)
     high = numbers(line, "score_high", 100)
     axis.fill_between(sites, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    axis.plot(sites, numbers(line, "score", 100), linewidth=1.7, markersize=4.5, **style)
+    axis.plot(
+        sites, numbers(line, "score", 100), linewidth=1.7, markersize=4.5, **style
+    )
 
 
 def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:

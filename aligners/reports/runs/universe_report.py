@@ -9,10 +9,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aligners.fitting.training_status import beside_far_rows, mark, what_did_not_train, worst_of
+from aligners.fitting.training_status import (
+    beside_far_rows,
+    mark,
+    what_did_not_train,
+    worst_of,
+)
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK
 from aligners.reports.closest import known_lines, trained
-from aligners.reports.drawing import COLOURS, Look, heat_maps, label, log_scale, panels, short
+from aligners.reports.drawing import (
+    COLOURS,
+    Look,
+    heat_maps,
+    label,
+    log_scale,
+    panels,
+    short,
+)
 from aligners.reports.names import (
     aligned,
     blank,
@@ -40,7 +53,9 @@ from aligners.reports.screen import SiteTable
 PAYS = 0.95  # of the trained space's error, below which a linear one shows that it can be improved
 ACROSS = 4  # heat maps in a row
 SHARED = 0.5  # of the others' variance in a direction, above which a model shares it
-HELD = 0.999  # of a model's variance, below which the space is said to hold less than all
+HELD = (
+    0.999  # of a model's variance, below which the space is said to hold less than all
+)
 MOST_TYPES = 5
 WHO = {"all": "all models", "some": "some", "one": "this one alone"}  # has a direction
 
@@ -76,7 +91,12 @@ def report(
     for name, why in meta.get("left_out", {}).items():
         findings.append(f"The linear {name} of all models is left out. {why}")
     findings += _refits(shown) + retrieval(shown) + what_did_not_train(shown)
-    tables = {"directions": directions, "shared": shared, "curve": curve, "types": types}
+    tables = {
+        "directions": directions,
+        "shared": shared,
+        "curve": curve,
+        "types": types,
+    }
     return Report(
         "universe",
         meta,
@@ -117,7 +137,10 @@ def lead(rows: Sequence[Row]) -> str:
     )
     lines = trained(known_lines(rows, "fvu"))
     if NETWORK in lines:
-        left = {name: f"{plain_number(100 * mean(line, 'fvu'))}%" for name, line in lines.items()}
+        left = {
+            name: f"{plain_number(100 * mean(line, 'fvu'))}%"
+            for name, line in lines.items()
+        }
         own = left.pop(NETWORK)
         over = "mean over ordered pairs and sites"
         said += f" Of the variance of held-out rows this leaves {own} unexplained (FVU), {over}"
@@ -164,7 +187,9 @@ def _space_in_words(shared: Sequence[Row], types: Sequence[Row]) -> list[str]:
         if row["held"] < HELD:
             model = f"{row['model']} (width {row['width']})"
             held = f"{row['held']:.1%} of the variance of {model}"
-            said.append(f"Site {row['site']}: the {row['shared']} shared coordinates hold {held}.")
+            said.append(
+                f"Site {row['site']}: the {row['shared']} shared coordinates hold {held}."
+            )
     for site, line in grouped(types, "site").items():
         worst = line[:MOST_TYPES]
         named = ", ".join(map(quoted, values(worst, "type")))
@@ -222,7 +247,9 @@ def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
     names = distinct(rows, "model_y")
     methods = grouped(rows, "method")
     size = (0.5 * len(names) + 1.0, 0.5 * len(names) + 0.6)
-    figure, axes = panels(len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True)
+    figure, axes = panels(
+        len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True
+    )
     top = min(1.0, largest(rows, "fvu") or 1.0)
     titles = []
     for name, line in methods.items():
@@ -245,8 +272,15 @@ def _directions(rows: Sequence[Row]) -> Figure:
     names = _names(rows)
     size = (3.8, 0.2 * len(names) + 1.2)
     figure, axes = panels(2 * len(sites), 2, size, (1.0, 0.6), width_ratios=(1, 1.7))
-    for (site, here), left, right in zip(sites.items(), axes[::2], axes[1::2], strict=True):
-        left.plot(values(here, "direction"), values(here, "variance"), color=COLOURS[0], marker=".")
+    for (site, here), left, right in zip(
+        sites.items(), axes[::2], axes[1::2], strict=True
+    ):
+        left.plot(
+            values(here, "direction"),
+            values(here, "variance"),
+            color=COLOURS[0],
+            marker=".",
+        )
         log_scale([left])
         left.set_title(f"site {site}: variance of the models' mean", fontsize=9)
         grid = np.array([values(here, name) for name in names])
@@ -254,9 +288,15 @@ def _directions(rows: Sequence[Row]) -> Figure:
         look: Look = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
         image = right.imshow(grid, vmin=0, vmax=1, extent=extent, **look)
         right.set_yticks(range(len(names)), list(names.values()), fontsize=8)
-        right.set_title(f"site {site}: what each model shares with the others", fontsize=9)
-    figure.colorbar(image, ax=axes[1::2], label="squared correlation\nwith the others' mean")
-    figure.supxlabel("direction of the shared space, the largest variance first", fontsize=9)
+        right.set_title(
+            f"site {site}: what each model shares with the others", fontsize=9
+        )
+    figure.colorbar(
+        image, ax=axes[1::2], label="squared correlation\nwith the others' mean"
+    )
+    figure.supxlabel(
+        "direction of the shared space, the largest variance first", fontsize=9
+    )
     return figure
 
 
@@ -267,12 +307,16 @@ def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
     names = _names(curve)
     size = (3.6, 0.3 * len(names) + 1.4)
     figure, axes = panels(2 * len(sites), 2, size, (0.8, 0.8))
-    for (site, here), left, right in zip(sites.items(), axes[::2], axes[1::2], strict=True):
+    for (site, here), left, right in zip(
+        sites.items(), axes[::2], axes[1::2], strict=True
+    ):
         _owners(left, here, names)
         left.set_title(f"site {site}: who has its directions", fontsize=9)
         _held(right, here, points[site], names)
         right.set_title(f"site {site}: in the first directions", fontsize=9)
-    axes[0].legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.12), ncols=3)
+    axes[0].legend(
+        fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.12), ncols=3
+    )
     return figure
 
 
@@ -285,19 +329,25 @@ def _owners(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> None:
         colour = mpl.colormaps["viridis"](0.9 - 0.4 * place)
         axis.barh(up, share, left=left, color=colour, label=called)
         left += share
-    axis.set_yticks(up, [f"{names[row['model']]} ({row['width']})" for row in rows], fontsize=8)
+    axis.set_yticks(
+        up, [f"{names[row['model']]} ({row['width']})" for row in rows], fontsize=8
+    )
     axis.invert_yaxis()
     axis.set_xlabel("share of the variance")
 
 
-def _held(axis: Axes, rows: Sequence[Row], points: Sequence[Row], names: Mapping[str, str]) -> None:
+def _held(
+    axis: Axes, rows: Sequence[Row], points: Sequence[Row], names: Mapping[str, str]
+) -> None:
     """Draw how much of each model's variance the first directions hold, and as a dot what the trained space holds."""
     for place, (name, row) in enumerate(zip(names, rows, strict=True)):
         colour = COLOURS[place % len(COLOURS)]
         across = values(points, "directions")
         up = values(points, name)
         axis.plot(across, up, label=names[name], color=colour, linewidth=1.3)
-        axis.plot([row["shared"]], [row["held"]], marker="o", linestyle="", color=colour)
+        axis.plot(
+            [row["shared"]], [row["held"]], marker="o", linestyle="", color=colour
+        )
     axis.set(xlabel="directions, the most shared first", ylabel="share of the variance")
     axis.set_ylim(0, 1.02)
     axis.legend(fontsize=7, frameon=False, loc="lower right")

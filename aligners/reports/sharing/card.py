@@ -74,7 +74,11 @@ def card_text(
     }
     if run is not None:
         rows = run.report.rows
-        words |= {"read": {**run.report.meta, **about}, **_numbers(rows), **_failures(rows)}
+        words |= {
+            "read": {**run.report.meta, **about},
+            **_numbers(rows),
+            **_failures(rows),
+        }
     body = _template().render(words)
     source = str(about["data"].get("text", {}).get("source", ""))
     header = ModelCardData(
@@ -94,7 +98,11 @@ def _template() -> Template:
         trim_blocks=True,
         finalize=_in_markdown,
     )
-    environment.filters |= {"form": format, "held_out_name": held_out_name, "on_hub": _on_hub}
+    environment.filters |= {
+        "form": format,
+        "held_out_name": held_out_name,
+        "on_hub": _on_hub,
+    }
     return environment.get_template("card.md.j2")
 
 

@@ -62,7 +62,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     kind: ClassVar[str]
     file: ClassVar[str]
 
-    def __init__(self, models: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+    def __init__(
+        self, models: Sequence[Mapping[str, Any]], data: Mapping[str, Any]
+    ) -> None:
         self.models = [dict(model) for model in models]
         self.data = for_others(data)
         self.fitted_on_models: list[Identity] = []
@@ -121,7 +123,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         check_new_folder(folder, "folder")
         with whole_folder(folder) as unfinished:
             super().save_pretrained(unfinished)
-        return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
+        return (
+            self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
+        )
 
     def config(self) -> dict[str, Any]:
         """What config.json says of it, besides the checksum of its weights."""
@@ -139,7 +143,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     def _save_pretrained(self, save_directory: Path) -> None:
         self.write_weights(save_directory / MODEL)
         config = {**self.config(), "sha256": sha256(save_directory / MODEL)}
-        (save_directory / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (save_directory / CONFIG).write_text(
+            json.dumps(config, indent=2), encoding="utf-8"
+        )
         for name, content in self.files.items():
             file = save_directory / name
             file.parent.mkdir(exist_ok=True)
@@ -151,7 +157,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             self.write_card()
         return ModelCard(self.card)
 
-    def write_card(self, run: FinishedRun | None = None, license: str | None = None) -> None:
+    def write_card(
+        self, run: FinishedRun | None = None, license: str | None = None
+    ) -> None:
         """Write the card.
 
         Args:
@@ -213,7 +221,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         shared.fitted_on_models = list(config.get("fitted_on_models") or [])
         shared.read_card(folder)
         if models is not None:
-            shared.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
+            shared.use_with(
+                models, str(pretrained_model_name_or_path), other_models=other_models
+            )
         return shared
 
     def read_card(self, folder: Path) -> None:
@@ -229,7 +239,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             if path is not None:
                 self.files[name] = path.read_bytes()
 
-    def use_with(self, models: Named, what: str = "it", *, other_models: bool = False) -> None:
+    def use_with(
+        self, models: Named, what: str = "it", *, other_models: bool = False
+    ) -> None:
         """Check that it belongs to some models, or declare it for them.
 
         Args:
@@ -261,8 +273,12 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         self.declare(present)
         trained_on = listed(self.fitted_on_models)
         notice = f"Declared for {listed(present)}, but trained on {trained_on}."
-        self.card = with_notice(self.card, f"{notice} All that follows is about the latter.")
-        logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
+        self.card = with_notice(
+            self.card, f"{notice} All that follows is about the latter."
+        )
+        logger.warning(
+            "%s: %s Every number in its card is about the latter.", what, notice
+        )
 
     def declare(self, models: Sequence[Identity]) -> None:
         """Say that it belongs to some models."""
@@ -320,7 +336,11 @@ class _SharedBank(Shared):
         """Say that the maps belong to some models."""
         super().declare(models)
         revisions: list[Any] = [model["revision"] for model in models]
-        options = {"revisions": revisions, "revision_x": revisions[0], "revision_y": revisions[-1]}
+        options = {
+            "revisions": revisions,
+            "revision_x": revisions[0],
+            "revision_y": revisions[-1],
+        }
         for name, value in options.items():
             if name in self.data:
                 self.data[name] = value
@@ -378,7 +398,10 @@ class SharedProbes(Shared):
         """What is asked of each bank."""
         banks = {}
         for name, (bank, about) in self.banks.items():
-            banks[name] = {"kind": type(bank.probes).__name__, "task": about.get("task")}
+            banks[name] = {
+                "kind": type(bank.probes).__name__,
+                "task": about.get("task"),
+            }
         return {"banks": banks}
 
     def write_weights(self, path: Path) -> None:
@@ -394,7 +417,9 @@ class SharedProbes(Shared):
     def of_run(cls, path: Path) -> Self:
         """Read the file of a run, with what its report and its options say."""
         run = finished_run(path.parent)
-        return cls(load_banks(path), run.report.meta["models"], run.options.get("data", {}))
+        return cls(
+            load_banks(path), run.report.meta["models"], run.options.get("data", {})
+        )
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give models other names, in the names of banks too."""
@@ -414,7 +439,10 @@ def _in_name(name: str, names: Mapping[str, str]) -> str:
     return name
 
 
-KINDS = {kind.kind: kind for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)}
+KINDS = {
+    kind.kind: kind
+    for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)
+}
 # by the file that a run keeps, and as the version before called it
 KEPT: dict[str, type[Shared]] = {}
 for end in FILE_ENDINGS:
@@ -422,7 +450,9 @@ for end in FILE_ENDINGS:
         KEPT[str(Path(shared_kind.file).with_suffix(end))] = shared_kind
 
 
-def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:
+def identities(
+    models: Sequence[str | FrozenModel], data: Mapping[str, Any]
+) -> list[Identity]:
     """Name, revision and fingerprint of models.
 
     Args:

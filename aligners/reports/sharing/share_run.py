@@ -9,7 +9,14 @@ from aligners.errors import UserError
 from aligners.files.shared_folder import MODEL, fetch, is_shared, read_config
 from aligners.reports.finished_runs import FinishedRun, finished_run, kinds_in
 from aligners.reports.page.run_page import models_of
-from aligners.reports.sharing.pretrained import FIGURES, KEPT, KINDS, REPORT, Shared, SharedMaps
+from aligners.reports.sharing.pretrained import (
+    FIGURES,
+    KEPT,
+    KINDS,
+    REPORT,
+    Shared,
+    SharedMaps,
+)
 from aligners.reports.sharing.public_names import last_parts, public_names, renamed
 
 

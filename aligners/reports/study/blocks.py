@@ -26,7 +26,9 @@ X, Y = ([f"{name}_{side}" for name in END] for side in "xy")
 A, B = ([f"{name}_{side}" for name in END] for side in "ab")
 
 
-def block_map(frames: Frames, name: str, measures: Names, stages: Names = STAGES) -> Figure:
+def block_map(
+    frames: Frames, name: str, measures: Names, stages: Names = STAGES
+) -> Figure:
     """Every layer of every model against every other, a panel for each measure.
 
     Args:
@@ -176,7 +178,9 @@ def _layers_of(entries: DataFrame) -> dict[tuple[str, str], list[int]]:
     return layers
 
 
-def _side_by_side(models: Sequence[tuple[str, str]], groups: Groups) -> list[tuple[str, str]]:
+def _side_by_side(
+    models: Sequence[tuple[str, str]], groups: Groups
+) -> list[tuple[str, str]]:
     """(model, stage) by stage, and within a stage by family."""
     stages = in_order([stage for _, stage in models])
     families = [None, *groups.values()]

@@ -12,8 +12,12 @@ from pandas import DataFrame
 from aligners.reports.report import Row
 from aligners.reports.study.frames import Names, by, place_words, stage_words
 
-Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
-Look = Callable[[Any], tuple[str, Meaning]]  # value that tells series apart -> name and meaning
+Meaning = tuple[
+    str, str
+]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
+Look = Callable[
+    [Any], tuple[str, Meaning]
+]  # value that tells series apart -> name and meaning
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,11 @@ def line_panels(
         for name, part in by(panel, line):
             title, meaning = look(name[line])
             number = [other.meaning for other in lines].count(meaning)
-            at = part.set_index(across)[["mean", "low", "high"]].astype(float).reindex(ticks)
+            at = (
+                part.set_index(across)[["mean", "low", "high"]]
+                .astype(float)
+                .reindex(ticks)
+            )
             means = at[["mean"]].to_numpy().tolist()
             low, high = at["low"].tolist(), at["high"].tolist()
             lines.append(Series(title, meaning, means, low, high, number))
@@ -237,7 +245,12 @@ def line_panels(
 
 
 def box_panel(
-    title: str, boxes: DataFrame, line: str, across: str, names: Names, look: Look = look_of_stage
+    title: str,
+    boxes: DataFrame,
+    line: str,
+    across: str,
+    names: Names,
+    look: Look = look_of_stage,
 ) -> BoxPanel:
     """Make a panel of boxes over pairs of models.
 
@@ -257,7 +270,11 @@ def box_panel(
 
 
 def heat_panel(
-    title: str, means: pd.Series, up: str, across: str, layers: Sequence[int] | None = None
+    title: str,
+    means: pd.Series,
+    up: str,
+    across: str,
+    layers: Sequence[int] | None = None,
 ) -> HeatPanel:
     """Make a map of means by (row, column).
 

@@ -20,11 +20,17 @@ from aligners.reports.study.statistics import Estimate
 DESCRIBED: dict[str, dict[str, Any]] = {}
 # name of a table or figure -> `metric`, `source`, `setting`, and `values`
 NUMBERS: dict[str, dict[str, Any]] = {}
-WORDS: dict[str, Any] = table_beside(__file__, "words.yaml")  # that any description may use
+WORDS: dict[str, Any] = table_beside(
+    __file__, "words.yaml"
+)  # that any description may use
 # fields of a description that say how it is made; the others are its texts
 MADE = {"from", "like", "with"}
 TEMPLATES = Environment(undefined=StrictUndefined)
-TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
+TEMPLATES.globals |= {
+    "place_words": place_words,
+    "kind_words": kind_words,
+    "counted": counted,
+}
 TEMPLATES.filters |= {"form": format, "listed": listed}
 
 
@@ -55,7 +61,9 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     return Table(name=name, columns=columns, rows=shown, **texts)
 
 
-def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
+def figure(
+    name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any
+) -> Figure:
     """Make a figure as it is described.
 
     Args:
@@ -64,7 +72,9 @@ def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **wor
         values: the values as rows of a table.
         words: what the description's templates ask for.
     """
-    return Figure(name=name, panels=panels, values=values, **_texts(name, words, values))
+    return Figure(
+        name=name, panels=panels, values=values, **_texts(name, words, values)
+    )
 
 
 def _texts(name: str, words: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
@@ -147,13 +157,17 @@ def paper_value(
     return None
 
 
-def _is_of(entry: Row, where: Mapping[str, str | None], present: Collection[str]) -> bool:
+def _is_of(
+    entry: Row, where: Mapping[str, str | None], present: Collection[str]
+) -> bool:
     """Whether printed numbers are of a place; what they do not state may be anything."""
     stated = [key for key in where if key in entry]
     return all(_agrees(entry[key], where[key], present) for key in stated)
 
 
-def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
+def _agrees(
+    printed: str | list[str], ours: str | None, present: Collection[str]
+) -> bool:
     """Whether a printed name, or the closest of several, is the same thing as ours."""
     if isinstance(printed, str):
         return ours is not None and plain(printed) == plain(ours)

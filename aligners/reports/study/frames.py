@@ -13,13 +13,23 @@ from aligners.reports.study.printed import beside
 Names = Sequence[str]
 Groups = Mapping[str, str]  # model -> its group
 Part = tuple[dict[str, Any], DataFrame]  # the values of columns, and their rows
-STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
-STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
+STAGES = (
+    "random",
+    "pretrained",
+    "finetuned",
+)  # in this order, wherever they stand side by side
+STAGE_WORDS = {
+    "random": "untrained",
+    "pretrained": "pretrained",
+    "finetuned": "fine-tuned",
+}
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
 STATES, ATTENTION = "states", "attention weights"  # what is mapped
 # what was mapped -> kinds of cells with its errors, the preferred first, and whether their texts are held out
 ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}
-LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
+LEAST_SITE = (
+    1  # of the papers' means over layers: the first block, without the embeddings
+)
 NAMED = ("model_x", "model_y", "model")  # columns that name a model
 TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
 # None where a kind of cell does not have it: it is then not told apart
@@ -119,7 +129,9 @@ class Frames:
                 frame["rows"] = None
             return frame
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
-        raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
+        raise Missing(
+            f"the study has no errors of maps between {component} (kind {kinds})"
+        )
 
 
 def _with_keys(frame: DataFrame) -> DataFrame:
@@ -130,7 +142,9 @@ def _with_keys(frame: DataFrame) -> DataFrame:
         frame[stage] = frame[stage].where(frame[stage].notna(), frame["stage"])
     if "method" not in frame.columns:
         return frame.reset_index(drop=True)
-    if "fit" in frame.columns:  # the inverse is another map than the one that was trained
+    if (
+        "fit" in frame.columns
+    ):  # the inverse is another map than the one that was trained
         turned = frame["fit"] == INVERSE_OF_ONE_WAY
         frame["method"] = frame["method"].mask(turned, frame["method"] + ", inverted")
     return beside(frame)

@@ -27,7 +27,11 @@ from aligners.reports.study.statistics import (
     sign_test,
 )
 
-SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
+SHOWN = (
+    ("inn", "inn_paper"),
+    ("linear",),
+    ("mlp", "mlp_paper"),
+)  # the first of each that there is
 # the first that there is is what other maps are tested against
 REFERENCES = ("inn", "inn_paper", "linear")
 WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
@@ -52,7 +56,9 @@ def similarity(frames: Frames, name: str) -> Table:
     frame = row_selection.matching(frame)
     rows = []
     for place, part in by(frame, "task", "stage", "measure"):
-        means = row_selection.estimates(part, ("value", "held_out", "null", "untrained"))
+        means = row_selection.estimates(
+            part, ("value", "held_out", "null", "untrained")
+        )
         rows.append({**place, **means})
     rows += row_selection.not_computed(frames)
     return described_tables.table(name, rows, measures=set(frame["measure"]))
@@ -126,7 +132,9 @@ def alignment_tests(frames: Frames, name: str) -> Table:
         for maps, test in _tests(group).items():
             row = {**place, "method": maps, "named": f"{maps} ({where})"}
             rows.append(row | test._asdict())
-    row_selection.present(rows, "no two maps were measured on pairs of at least three models")
+    row_selection.present(
+        rows, "no two maps were measured on pairs of at least three models"
+    )
     adjusted = holm([row["p"] for row in rows])
     for row, p in zip(rows, adjusted, strict=True):
         row["holm"] = p
@@ -168,7 +176,14 @@ def injection(frames: Frames, name: str) -> Table:
         theirs = injected.get(f"{POOLED}_printed", pooled)
         injected = injected.assign(accuracy_printed=theirs.fillna(pooled))
     metric = described_tables.printed_metric(name, injected)
-    quantities = ("score", "score_printed", *metric, "accuracy_printed", "agreement", "penalty")
+    quantities = (
+        "score",
+        "score_printed",
+        *metric,
+        "accuracy_printed",
+        "agreement",
+        "penalty",
+    )
     rows = []
     for place, part in by(injected, "task", "stage", "method"):
         row = map_row(place, part, ())
@@ -194,7 +209,11 @@ def kept_scores(rows: Sequence[Row]) -> list[Row]:
         if not maps or "native_y" not in means:
             continue
         best = max(maps, key=maps.__getitem__)
-        scores = {"native": means["native_y"], "score": means[best], "bare": means.get("identity")}
+        scores = {
+            "native": means["native_y"],
+            "score": means[best],
+            "bare": means.get("identity"),
+        }
         kept.append({"task": task, "stage": stage, "best": best, **scores})
     return kept
 
@@ -203,7 +222,11 @@ def kept_scores(rows: Sequence[Row]) -> list[Row]:
 
 
 def errors_by_layer(
-    frames: Frames, name: str, column: str, component: str = STATES, paper: str | None = None
+    frames: Frames,
+    name: str,
+    column: str,
+    component: str = STATES,
+    paper: str | None = None,
 ) -> Figure:
     """Errors at each layer, a box over pairs of models, before and after fine-tuning.
 
@@ -214,16 +237,24 @@ def errors_by_layer(
         component: what was mapped.
         paper: entry of the printed numbers; default: that of the figure.
     """
-    errors = row_selection.blocks(row_selection.between_models(frames.errors(component)))
+    errors = row_selection.blocks(
+        row_selection.between_models(frames.errors(component))
+    )
     panels, values = list[Panel](), list[Row]()
     for place, group in by(_with_layer(errors), "task", "rows"):
         for method in shown_methods(group, column):
             line = group[group["method"] == method]
             cells = row_selection.map_cells(method, line)
-            title = place_words(place["task"], kind_words(place["rows"]), cells["method"])
+            title = place_words(
+                place["task"], kind_words(place["rows"]), cells["method"]
+            )
             panels.append(
                 box_panel(
-                    title, _boxes(line, column), "stage", "layer", line["layer"].unique().tolist()
+                    title,
+                    _boxes(line, column),
+                    "stage",
+                    "layer",
+                    line["layer"].unique().tolist(),
                 )
             )
             for mean in _means(line, column):

@@ -12,7 +12,11 @@ DEFINITIONS: dict[str, Any] = table_beside(__file__, "as_printed.yaml")
 # of maps, that reports show in a column beside ours
 QUANTITIES = ("mse", "mse_fit", "score", "accuracy", "accuracy_source_pooler")
 PLACE = ("cell", "task", "stage", "model_x", "model_y", "rows", "site_x", "site_y")
-RECOVERY = ("strength", "target_seed", "direction")  # what tells the rows of one map apart there
+RECOVERY = (
+    "strength",
+    "target_seed",
+    "direction",
+)  # what tells the rows of one map apart there
 
 
 def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +38,10 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(measures, list):
         added["measures"] = list(measures)
         for name, about in DEFINITIONS["measures"].items():
-            if about["beside"] in measures and about.get("with", about["beside"]) in measures:
+            if (
+                about["beside"] in measures
+                and about.get("with", about["beside"]) in measures
+            ):
                 added["measures"].append(name)
     return added
 

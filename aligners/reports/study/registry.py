@@ -21,10 +21,11 @@ from aligners.reports.study.described_tables import (
 )
 from aligners.reports.study.frames import Frames, Missing
 
-TABLES, PRINTED = "tables.yaml", "numbers.yaml"  # beside a module that registers its own
-HINT = (
-    "Those of a paper, or of your own, need the file that registers them, as `--imports FILE.py`."
-)
+TABLES, PRINTED = (
+    "tables.yaml",
+    "numbers.yaml",
+)  # beside a module that registers its own
+HINT = "Those of a paper, or of your own, need the file that registers them, as `--imports FILE.py`."
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {}
@@ -119,7 +120,9 @@ class ReportContents(NamedTuple):
         """The tables and figures that say something, each with the sentences that none before it says."""
         before, contents = set[str](), list[Content]()
         for item in (*self.tables, *self.figures):
-            sentences = [sentence for sentence in item.findings if sentence not in before]
+            sentences = [
+                sentence for sentence in item.findings if sentence not in before
+            ]
             before.update(sentences)
             if sentences:
                 contents.append(replace(item, findings=sentences))
@@ -137,7 +140,9 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
     for name in names or usual():
         if name not in CONTENTS:
             meant = did_you_mean([name], CONTENTS)
-            made.missing[name] = f"there is no table and no figure of this name.{meant} {HINT}"
+            made.missing[name] = (
+                f"there is no table and no figure of this name.{meant} {HINT}"
+            )
             continue
         try:
             item = CONTENTS[name](frames)

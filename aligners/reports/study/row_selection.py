@@ -59,7 +59,9 @@ def not_computed(frames: Frames) -> list[Row]:
     except Missing:
         return []
     missing = []
-    for place, rows in by(frame[frame["figure"] == "value"], "task", "stage", "measure"):
+    for place, rows in by(
+        frame[frame["figure"] == "value"], "task", "stage", "measure"
+    ):
         why = rows["why"].iloc[0]
         about = {"not_computed": why, "pairs": len(rows), "models": models_in(rows)}
         missing.append({**place, **about})
@@ -106,7 +108,9 @@ def matching(frame: DataFrame) -> DataFrame:
         layers_y = _blocks_of(rows["layer_y"])
         if layers_x and layers_y:
             pairs = pd.MultiIndex.from_tuples(matching_layers(layers_x, layers_y))
-            rows = rows[pd.MultiIndex.from_frame(rows[["layer_x", "layer_y"]]).isin(pairs)]
+            rows = rows[
+                pd.MultiIndex.from_frame(rows[["layer_x", "layer_y"]]).isin(pairs)
+            ]
         matched.append(rows)
     return pd.concat(matched) if matched else frame
 
@@ -166,7 +170,9 @@ def map_cells(method: str | None, rows: DataFrame) -> Row:
     return {"method": f"{method}{MARK}", "compared": False}
 
 
-def estimates(rows: DataFrame, quantities: Iterable[str], groups: Groups | None = None) -> Row:
+def estimates(
+    rows: DataFrame, quantities: Iterable[str], groups: Groups | None = None
+) -> Row:
     """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
 
     Args:

@@ -201,7 +201,9 @@ def group_test(
         for model in unit:
             place[model] = number
     size, count = len(units[0]), len(units[0]) + len(units[1])
-    ends = np.array(list(map(place.get, chain.from_iterable(known.index)))).reshape(-1, 2)
+    ends = np.array(list(map(place.get, chain.from_iterable(known.index)))).reshape(
+        -1, 2
+    )
     numbers = known.to_numpy(dtype=float)
     first = np.arange(count) < size
     difference = float(_between_less_within(first[None], ends, numbers)[0])

@@ -51,7 +51,9 @@ class Palette:
         for figure in figures:
             for panel in series_panels(figure):
                 meanings += [series.meaning for series in panel.series]
-        others = [meaning for meaning in dict.fromkeys(meanings) if meaning not in self._looks]
+        others = [
+            meaning for meaning in dict.fromkeys(meanings) if meaning not in self._looks
+        ]
         for place, meaning in enumerate(others):
             again, number = divmod(place, len(OTHERS))
             self._looks[meaning] = OTHERS[number], place + again, again
@@ -135,7 +137,9 @@ def _boxes_beside(panel: SeriesPanel) -> int:
     return most
 
 
-def _draw_box(axis: Axes, series: Series, places: NDArray[Any], width: float, colour: str) -> None:
+def _draw_box(
+    axis: Axes, series: Series, places: NDArray[Any], width: float, colour: str
+) -> None:
     line = {"color": colour, "linewidth": 1.1}
     axis.boxplot(
         series.values,
@@ -154,7 +158,14 @@ def _draw_lines(axis: Axes, panel: SeriesPanel, palette: Palette) -> None:
     places = np.arange(len(panel.across))
     for series in panel.series:
         look = palette.look(series.meaning, series.number)
-        axis.plot(places, series.values, label=series.name, markersize=4, linewidth=1.4, **look)
+        axis.plot(
+            places,
+            series.values,
+            label=series.name,
+            markersize=4,
+            linewidth=1.4,
+            **look,
+        )
         if len(series.low):
             band: Look = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
             axis.fill_between(places, series.low, series.high, **band)
@@ -180,7 +191,9 @@ def _draw_heat_maps(figure: Figure) -> mpl.Figure:
     unit = _unit(values)
     drawn, axes = _heat_axes(shown)
     for axis, panel in zip(axes, shown, strict=True):
-        image = heat_map(axis, panel.values, (), (), low, high, written=WRITTEN, font=6, unit=unit)
+        image = heat_map(
+            axis, panel.values, (), (), low, high, written=WRITTEN, font=6, unit=unit
+        )
         _name_layers(axis, panel)
         _draw_rules(axis, panel)
     scale = figure.scale

@@ -78,7 +78,9 @@ def report(
         write_text(place / "tables" / f"{table.name}.csv", csv_text(numbers(table)))
     write_text(place / "findings.md", findings(made))
     write_text(place / "missing.json", json.dumps(made.missing, indent=1))
-    about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
+    about = provenance(
+        (folder / "study.yaml").read_text(encoding="utf-8"), results, failures
+    )
     text = page(study["name"], made, about, images, first)
     write_text(place / "report.html", text)
     _log(place, study["name"], folder.name, made, images, text)
@@ -133,7 +135,10 @@ def lead(made: ReportContents, about: Row) -> str:
     """
     models = counted(len(about["models"]), "model")
     cells = counted(sum(row["cells"] for row in about["cells"]), "cell")
-    tables, figures = counted(len(made.tables), "table"), counted(len(made.figures), "figure")
+    tables, figures = (
+        counted(len(made.tables), "table"),
+        counted(len(made.figures), "figure"),
+    )
     said = f"This study compared {models} in {cells} of work, from which {tables} and {figures} are made."
     found = made.findings()[:2]
     if not found:
@@ -234,7 +239,9 @@ def plain_rows(table: Table) -> list[list[str]]:
     """All cells as plain text, row by row."""
     rows = []
     for row in table.rows:
-        rows.append([plain_cell(row.get(column.key), column) for column in table.columns])
+        rows.append(
+            [plain_cell(row.get(column.key), column) for column in table.columns]
+        )
     return rows
 
 
@@ -264,7 +271,9 @@ def latex(table: Table) -> str:
         columns[column.key] = [_latex_cell(cell, column) for cell in cells]
     headings = [_escaped(column.heading) for column in table.columns]
     frame = DataFrame(columns)
-    tabular = frame.to_latex(index=False, escape=False, column_format=form, header=headings)
+    tabular = frame.to_latex(
+        index=False, escape=False, column_format=form, header=headings
+    )
     caption = _escaped(" ".join([f"{table.title}.", table.caption, *table.notes]))
     return str(LATEX["table"] % (caption, table.name, tabular.strip()))
 
@@ -303,7 +312,12 @@ def numbers(table: Table) -> list[Row]:
 
 
 def _log(
-    folder: Path, name: str, group: str, made: ReportContents, images: Mapping[str, Path], page: str
+    folder: Path,
+    name: str,
+    group: str,
+    made: ReportContents,
+    images: Mapping[str, Path],
+    page: str,
 ) -> None:
     """Log tables, figures and the page as one run in the group of the cells' runs, as WANDB_MODE says."""
     import wandb
@@ -313,7 +327,9 @@ def _log(
         logged[f"figures/{figure}"] = wandb.Image(str(path))
     for table in made.tables:
         headings: list[str | int] = [column.heading for column in table.columns]
-        logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
+        logged[f"tables/{table.name}"] = wandb.Table(
+            columns=headings, data=plain_rows(table)
+        )
     sentences = list[str]()
     for item in made.findings():
         sentences += item.findings

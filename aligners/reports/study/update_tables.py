@@ -31,7 +31,9 @@ def updates(frames: Frames, name: str) -> Table:
 def _changed(rows: DataFrame) -> Row:
     """The first site whose states have changed by more than rounding, and the errors of maps at the last one."""
     as_they_are = rows[rows["method"] == "identity"]
-    changed = as_they_are.loc[as_they_are["within"].eq(False), "site_y"]  # None: nothing is known
+    changed = as_they_are.loc[
+        as_they_are["within"].eq(False), "site_y"
+    ]  # None: nothing is known
     found: Row = {"first": int(changed.min()) if len(changed) else None}
     last = rows[rows["site_y"] == rows["site_y"].max()]
     errors = last.groupby("method")["fvu"].mean()

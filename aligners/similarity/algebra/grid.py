@@ -65,7 +65,9 @@ class SideSums(NamedTuple):
     quartic: Tensor
 
     @classmethod
-    def zeros(cls, layers: int, d: int, device: torch.device | str | None = None) -> Self:
+    def zeros(
+        cls, layers: int, d: int, device: torch.device | str | None = None
+    ) -> Self:
         """The sums of no rows."""
         shapes: tuple[tuple[int, ...], ...] = (
             (),
@@ -75,7 +77,12 @@ class SideSums(NamedTuple):
             (layers, d),
             (layers,),
         )
-        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+        return cls(
+            *(
+                torch.zeros(shape, dtype=torch.float64, device=device)
+                for shape in shapes
+            )
+        )
 
     def add_(self, states: Tensor) -> ShiftedRows:
         """Add rows (L, N, d) in place, and return them about the shift.
@@ -98,7 +105,10 @@ class SideSums(NamedTuple):
     def shifted(self, states: Tensor) -> ShiftedRows:
         """Rows (L, N, d) about the shift, through a single buffer."""
         rows = torch.empty(
-            states.shape[1], *self.shift.shape, dtype=torch.float64, device=states.device
+            states.shape[1],
+            *self.shift.shape,
+            dtype=torch.float64,
+            device=states.device,
         )
         rows.copy_(states.transpose(0, 1)).sub_(self.shift)
         return ShiftedRows(rows, torch.linalg.vecdot(rows, rows))
@@ -112,17 +122,29 @@ class SideSums(NamedTuple):
         by = to - self.shift
         length, along = by.square().sum(-1), (by * self.sum).sum(-1)
         partly = self.xx.diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * along
-        return Move(by, self.sum - self.n * by, length, partly, partly + self.n * length)
+        return Move(
+            by, self.sum - self.n * by, length, partly, partly + self.n * length
+        )
 
     def move_(self, to: Tensor) -> None:
         """Express these sums about another shift, (L, d), in their own memory; exact but for rounding."""
         by, after, length, partly, total = self.move(to)
         along = (self.xx @ by[..., None])[..., 0]
-        cubic = self.cubic - 2 * along + length[:, None] * self.sum - total[:, None] * by
-        quartic = self.quartic + ((along - self.cubic) * by).sum(-1) * 4 + length * (partly + total)
+        cubic = (
+            self.cubic - 2 * along + length[:, None] * self.sum - total[:, None] * by
+        )
+        quartic = (
+            self.quartic
+            + ((along - self.cubic) * by).sum(-1) * 4
+            + length * (partly + total)
+        )
         # two rank-one corrections
-        self.xx.baddbmm_(torch.stack([by, self.sum], 2), torch.stack([after, by], 1), alpha=-1)
-        for old, moved in zip(self, (self.n, to, after, self.xx, cubic, quartic), strict=True):
+        self.xx.baddbmm_(
+            torch.stack([by, self.sum], 2), torch.stack([after, by], 1), alpha=-1
+        )
+        for old, moved in zip(
+            self, (self.n, to, after, self.xx, cubic, quartic), strict=True
+        ):
             old.copy_(moved)
 
     def of(self, layers: slice) -> Self:
@@ -148,13 +170,22 @@ class CrossSums(NamedTuple):
     def zeros(cls, x: SideSums, y: SideSums) -> Self:
         """The sums of no rows, of models within which these are summed."""
         (layers_x, d_x), (layers_y, d_y) = x.shift.shape, y.shift.shape
-        of_pairs = ((layers_x, layers_y, d_y), (layers_y, layers_x, d_x), (layers_x, layers_y))
+        of_pairs = (
+            (layers_x, layers_y, d_y),
+            (layers_y, layers_x, d_x),
+            (layers_x, layers_y),
+        )
         shapes = ((layers_x * d_x, layers_y * d_y), *of_pairs)
         return cls(
-            *(torch.zeros(shape, dtype=torch.float64, device=x.n.device) for shape in shapes)
+            *(
+                torch.zeros(shape, dtype=torch.float64, device=x.n.device)
+                for shape in shapes
+            )
         )
 
-    def add_(self, x: ShiftedRows, y: ShiftedRows, products: torch.dtype = torch.float64) -> None:
+    def add_(
+        self, x: ShiftedRows, y: ShiftedRows, products: torch.dtype = torch.float64
+    ) -> None:
         """Add paired rows in place, without a temporary of the grid's size.
 
         Args:
@@ -166,7 +197,9 @@ class CrossSums(NamedTuple):
         if products == torch.float64:
             self.xy.addmm_(flat_x.T, flat_y)
         else:
-            some = max(1, TILE // (flat_x.element_size() * width))  # columns, for a small temporary
+            some = max(
+                1, TILE // (flat_x.element_size() * width)
+            )  # columns, for a small temporary
             columns = flat_y.to(products).split(some, 1)
             for layer, rows in zip(
                 self.xy.split(width), flat_x.to(products).split(width, 1), strict=True
@@ -188,12 +221,24 @@ class CrossSums(NamedTuple):
         """
         (layers_x, d_x), (layers_y, d_y) = to_x.shape, to_y.shape
         a, b = x.move(to_x), y.move(to_y)
-        along_x = (a.by[:, None] @ self.xy.view(layers_x, d_x, -1)).view(layers_x, layers_y, d_y)
-        along_y = (self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ b.by[..., None]).view(
-            layers_y, layers_x, d_x
+        along_x = (a.by[:, None] @ self.xy.view(layers_x, d_x, -1)).view(
+            layers_x, layers_y, d_y
         )
-        cubic_xy = self.cubic_xy - 2 * along_x + _pairs(a.length, y.sum) - _pairs(a.total, b.by)
-        cubic_yx = self.cubic_yx - 2 * along_y + _pairs(b.length, x.sum) - _pairs(b.total, a.by)
+        along_y = (
+            self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ b.by[..., None]
+        ).view(layers_y, layers_x, d_x)
+        cubic_xy = (
+            self.cubic_xy
+            - 2 * along_x
+            + _pairs(a.length, y.sum)
+            - _pairs(a.total, b.by)
+        )
+        cubic_yx = (
+            self.cubic_yx
+            - 2 * along_y
+            + _pairs(b.length, x.sum)
+            - _pairs(b.total, a.by)
+        )
         quartic = (
             self.quartic_xy
             + 2 * ((2 * along_x - self.cubic_xy) * b.by).sum(-1)
@@ -219,7 +264,10 @@ class CrossSums(NamedTuple):
         )
         xy = self.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y]
         return type(self)(
-            xy, self.cubic_xy[one, other], self.cubic_yx[other, one], self.quartic_xy[one, other]
+            xy,
+            self.cubic_xy[one, other],
+            self.cubic_yx[other, one],
+            self.quartic_xy[one, other],
         )
 
 
@@ -245,7 +293,10 @@ class GridSums(NamedTuple):
         device: torch.device | str | None = None,
     ) -> Self:
         """The sums of no rows."""
-        x, y = SideSums.zeros(layers_x, d_x, device), SideSums.zeros(layers_y, d_y, device)
+        x, y = (
+            SideSums.zeros(layers_x, d_x, device),
+            SideSums.zeros(layers_y, d_y, device),
+        )
         return cls(x, y, CrossSums.zeros(x, y))
 
     def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> Self:
@@ -271,13 +322,23 @@ class GridSums(NamedTuple):
         (x, y, cross), shapes = self, (*self.x.shift.shape, *self.y.shift.shape)
         xy = cross.xy.view(shapes).transpose(1, 2)
         return GridMoments(
-            x.n, x.shift, y.shift, x.xx, y.xx, xy, x.quartic, y.quartic, cross.quartic_xy
+            x.n,
+            x.shift,
+            y.shift,
+            x.xx,
+            y.xx,
+            xy,
+            x.quartic,
+            y.quartic,
+            cross.quartic_xy,
         )
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
         return type(self)(
-            self.x.of(slice(i, i + 1)), self.y.of(slice(j, j + 1)), self.cross.pair(i, j)
+            self.x.of(slice(i, i + 1)),
+            self.y.of(slice(j, j + 1)),
+            self.cross.pair(i, j),
         )
 
     def __add__(self, other: object) -> Self:

@@ -32,7 +32,14 @@ class Moments(NamedTuple):
     @classmethod
     def zeros(cls, sites: int, d_x: int, d_y: int) -> Self:
         """The moments of no rows."""
-        shapes: list[tuple[int, ...]] = [(), (d_x,), (d_y,), (d_x, d_x), (d_y, d_y), (d_x, d_y)]
+        shapes: list[tuple[int, ...]] = [
+            (),
+            (d_x,),
+            (d_y,),
+            (d_x, d_x),
+            (d_y, d_y),
+            (d_x, d_y),
+        ]
         return cls(
             *(
                 torch.zeros((sites, *shape) if shape else (), dtype=torch.float64)
@@ -42,7 +49,9 @@ class Moments(NamedTuple):
 
     def swap(self) -> Self:
         """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
-        return type(self)(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT)
+        return type(self)(
+            self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT
+        )
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
@@ -122,7 +131,9 @@ def squares(scatter: Tensor) -> Tensor:
     return scatter.diagonal(dim1=-2, dim2=-1)
 
 
-def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]) -> Tensor:
+def by_tile(
+    moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]
+) -> Tensor:
     """A function of layer pairs, for all of them.
 
     Args:
@@ -205,12 +216,17 @@ def check_moments(
         variance = squares(scatter) / moments.n
         finite = mean.isfinite() & variance.isfinite()
         refuse_layers(
-            ~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in"
+            ~finite.all(-1),
+            name,
+            f"finite rows for {measure}",
+            "had NaN or infinite values in",
         )
         constant = constant_features(variance, mean)
         if varying == "features":
             received = f"has {int(constant.sum())} constant ones in"
-            refuse_layers(constant.any(-1), name, f"features that vary for {measure}", received)
+            refuse_layers(
+                constant.any(-1), name, f"features that vary for {measure}", received
+            )
         elif varying == "layers":
             refuse_layers(
                 constant.all(-1),

@@ -20,7 +20,9 @@ def centred(x: Tensor) -> tuple[Tensor, Tensor]:
     Rounding can move the mean of a constant away from it. Clamped to the range of the rows it is that constant, and
     constant features become exact zeros.
     """
-    mean = x.mean(1, keepdim=True).clamp(x.amin(1, keepdim=True), x.amax(1, keepdim=True))
+    mean = x.mean(1, keepdim=True).clamp(
+        x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+    )
     return x - mean, mean
 
 
@@ -146,7 +148,8 @@ def feature_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairS
     xx, yy = (((rows.mT @ rows) ** 2).sum((1, 2)) for rows in (x, y))
     return PairSums(
         x.shape[1],
-        torch.stack([(products**2).sum((0, 2)) for products in cross]) - squares_x @ squares_y.mT,
+        torch.stack([(products**2).sum((0, 2)) for products in cross])
+        - squares_x @ squares_y.mT,
         xx - (squares_x**2).sum(1),
         yy - (squares_y**2).sum(1),
         (x @ x.sum(1)[:, :, None])[:, :, 0] - squares_x,
@@ -168,7 +171,8 @@ def kernel_pair_sums(
     (l_x, n, _), l_y = x.shape, len(y)
     shapes = ((l_x, l_y), (l_x,), (l_y,), (l_x, n), (l_y, n))
     sums = PairSums(
-        n, *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes)
+        n,
+        *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes),
     )
     for i, j in upper_blocks(n):
         twice = 1 if i == j else 2

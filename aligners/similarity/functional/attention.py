@@ -49,7 +49,12 @@ class AttentionSums(NamedTuple):
         """The sums of no texts."""
         pairs = (layers_x, heads_x, layers_y, heads_y)
         shapes = (() if name in ("texts", "words") else pairs for name in cls._fields)
-        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+        return cls(
+            *(
+                torch.zeros(shape, dtype=torch.float64, device=device)
+                for shape in shapes
+            )
+        )
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of texts."""
@@ -67,7 +72,9 @@ class AttentionSums(NamedTuple):
 
     def swap(self) -> Self:
         """The sums of (Y, X): what the similarity in the other direction is computed from."""
-        return type(self)(*(value.permute(2, 3, 0, 1) if value.ndim else value for value in self))
+        return type(self)(
+            *(value.permute(2, 3, 0, 1) if value.ndim else value for value in self)
+        )
 
 
 def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
@@ -92,7 +99,9 @@ def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
             "single word. Use longer texts."
         )
     if not bool((sums.correlated > 0).all()):
-        block_x, head_x, block_y, head_y = (int(i) + 1 for i in (sums.correlated == 0).nonzero()[0])
+        block_x, head_x, block_y, head_y = (
+            int(i) + 1 for i in (sums.correlated == 0).nonzero()[0]
+        )
         raise UserError(
             "Expected heads whose attention varies over the words of some text, but there is no word with a Pearson "
             f"correlation between head {head_x} of block {block_x} of X and head {head_y} of block {block_y} of Y: "
@@ -129,7 +138,10 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     heads = (*a.shape[:2], *b.shape[:2])
     a, b = (weights.double().flatten(0, 1) for weights in (a, b))
     seen = pairs if ahead else pairs.tril()
-    (units_a, varies_a), (units_b, varies_b) = _standardised(a, seen), _standardised(b, seen)
+    (units_a, varies_a), (units_b, varies_b) = (
+        _standardised(a, seen),
+        _standardised(b, seen),
+    )
     per_pair = {
         "distance": _distances(a, b),
         "correlation": units_a @ units_b.mT,
@@ -168,7 +180,9 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
         ValueError: a word has no token or a token no word below `words`, or a head leaves nothing on the words of a
             text.
     """
-    member = word[:, :, None] == torch.arange(int(words.max()), device=word.device)  # (B, T, W)
+    member = word[:, :, None] == torch.arange(
+        int(words.max()), device=word.device
+    )  # (B, T, W)
     counts = member.sum(1)
     real = torch.arange(counts.shape[1], device=word.device) < words[:, None]
     if not torch.equal(counts > 0, real) or bool((word >= words[:, None]).any()):
@@ -181,7 +195,9 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
     of = (
         (member / counts.clamp(min=1)[:, None]).double().mT[:, None]
     )  # the mean over a word's tokens
-    folded = torch.stack([(of @ (matrix.double() @ to)).transpose(0, 1) for matrix in weights])
+    folded = torch.stack(
+        [(of @ (matrix.double() @ to)).transpose(0, 1) for matrix in weights]
+    )
     mass = folded.sum(-1)
     if not bool((mass[..., real] > 0).all()):
         block, head, text, place = (int(i) for i in ((mass > 0) != real).nonzero()[0])
@@ -239,7 +255,9 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """(B, K_x, D), (B, K_y, D) -> (B, K_x, K_y)."""
     centre = torch.cat([a, b], 1).mean(1, keepdim=True)
     x, y = a - centre, b - centre
-    norms = torch.linalg.vecdot(x, x)[:, :, None] + torch.linalg.vecdot(y, y)[:, None, :]
+    norms = (
+        torch.linalg.vecdot(x, x)[:, :, None] + torch.linalg.vecdot(y, y)[:, None, :]
+    )
     squared = torch.baddbmm(norms, x, y.mT, alpha=-2)
     close = (squared < CLOSE * norms).nonzero()
     for part in _slices(len(close), BUDGET // a.shape[2]):
@@ -282,7 +300,9 @@ def _slices(n: int, step: int) -> Iterator[slice]:
 def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
     for name, weights in (("a", a), ("b", b)):
         real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
-        fine = (weights >= 0).all() & ((weights.sum(-1) - real.double()).abs() < 1e-6).all()
+        fine = (weights >= 0).all() & (
+            (weights.sum(-1) - real.double()).abs() < 1e-6
+        ).all()
         if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
             raise UserError(
                 f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "

@@ -10,7 +10,9 @@ from torch import Tensor
 from aligners.errors import check_range
 from aligners.similarity.algebra.moments import GridMoments, decomposed
 
-MOST_BY_CHANCE = 0.1  # ten rows a direction; above it values of fitted measures carry a caution
+MOST_BY_CHANCE = (
+    0.1  # ten rows a direction; above it values of fitted measures carry a caution
+)
 SVD = "SVD behind canonical correlations"
 
 
@@ -31,7 +33,9 @@ class Whitening(NamedTuple):
         return type(self)(self.weight[some], self.rank[some])
 
 
-Whitenings = Callable[[float, bool], Whitening]  # of all layers, from `share` and `standardised`
+Whitenings = Callable[
+    [float, bool], Whitening
+]  # of all layers, from `share` and `standardised`
 
 
 def whitenings(scatter: Tensor) -> Whitenings:
@@ -41,7 +45,9 @@ def whitenings(scatter: Tensor) -> Whitenings:
         scatter: of each layer, (L, d, d).
     """
     return cache(
-        lambda share, standardised: whitening(scatter, share=share, standardised=standardised)
+        lambda share, standardised: whitening(
+            scatter, share=share, standardised=standardised
+        )
     )
 
 
@@ -65,7 +71,11 @@ class Canonical(NamedTuple):
 
 
 def whitening(
-    scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10, standardised: bool = False
+    scatter: Tensor,
+    *,
+    share: float = 1.0,
+    tolerance: float = 1e-10,
+    standardised: bool = False,
 ) -> Whitening:
     """Whiten the rows whose centred scatter this is, for any number of leading axes at once.
 
@@ -89,11 +99,15 @@ def whitening(
             a feature has no variance; the decomposition does not converge.
     """
     check_range(above=0, most=1, share=share)
-    check_range(above=0, below=1, tolerance=tolerance)  # relative to the largest eigenvalue
+    check_range(
+        above=0, below=1, tolerance=tolerance
+    )  # relative to the largest eigenvalue
     d = scatter.shape[-1]
     weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
     rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
-    layers = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
+    layers = zip(
+        scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True
+    )
     for one, into, count in layers:  # one at a time, for the memory
         matrix, number = _whitened(one, share, tolerance, standardised or share == 1)
         into.copy_(matrix)
@@ -108,7 +122,9 @@ def _whitened(
     variance = scatter.diagonal()
     scale = variance.sqrt() if standardised else torch.ones_like(variance)
     correlation = scatter / (scale[:, None] * scale)
-    factors = decomposed("eigendecomposition behind a whitening", torch.linalg.eigh, correlation)
+    factors = decomposed(
+        "eigendecomposition behind a whitening", torch.linalg.eigh, correlation
+    )
     values, vectors = (part.flip(-1) for part in factors)
     used = values > tolerance * values[:1]
     if share < 1:
@@ -145,16 +161,24 @@ def canonical(
     rank_x, rank_y = (white.rank.expand(lead).flatten() for white in (white_x, white_y))
     rank = torch.minimum(rank_x, rank_y)
     rho = core.new_zeros(len(core), int(rank.max()))
-    u, v = (core.new_zeros(len(core), size, rho.shape[1] * directions) for size in core.shape[1:])
+    u, v = (
+        core.new_zeros(len(core), size, rho.shape[1] * directions)
+        for size in core.shape[1:]
+    )
     thin_svd = partial(torch.linalg.svd, full_matrices=False)
     for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
         block, k = core[members, :k_x, :k_y], min(k_x, k_y)
         if directions:
-            u[members, :k_x, :k], rho[members, :k], right = decomposed(SVD, thin_svd, block)
+            u[members, :k_x, :k], rho[members, :k], right = decomposed(
+                SVD, thin_svd, block
+            )
             v[members, :k_y, :k] = right.mT
         else:
             rho[members, :k] = decomposed(SVD, torch.linalg.svdvals, block)
-    a, b = weight_x @ u.view(*lead, *u.shape[1:]), weight_y @ v.view(*lead, *v.shape[1:])
+    a, b = (
+        weight_x @ u.view(*lead, *u.shape[1:]),
+        weight_y @ v.view(*lead, *v.shape[1:]),
+    )
     return Canonical(rho.view(*lead, -1), rank.view(lead), a, b)
 
 
@@ -165,7 +189,10 @@ def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]
     could lie in the padding, and small ranks would cost as much as the largest.
     """
     pairs, group = torch.stack([rank_x, rank_y], 1).unique(dim=0, return_inverse=True)
-    return [((group == i).nonzero()[:, 0], k_x, k_y) for i, (k_x, k_y) in enumerate(pairs.tolist())]
+    return [
+        ((group == i).nonzero()[:, 0], k_x, k_y)
+        for i, (k_x, k_y) in enumerate(pairs.tolist())
+    ]
 
 
 def regression_chance(moments: GridMoments) -> Tensor:
@@ -178,7 +205,10 @@ def regression_chance(moments: GridMoments) -> Tensor:
 
 
 def canonical_chance(
-    moments: GridMoments, share: float = 1.0, standardised: bool = False, *white: Whitenings
+    moments: GridMoments,
+    share: float = 1.0,
+    standardised: bool = False,
+    *white: Whitenings,
 ) -> Tensor:
     """Mean ρ² of the canonical correlations of independent X and Y: max(k_x, k_y) / (n − 1), at most 1, (L_x, L_y).
 
@@ -199,4 +229,8 @@ def canonical_chance(
 
 
 def _share(moments: GridMoments, directions: Tensor | int) -> Tensor:
-    return (directions / (moments.n - 1)).clamp(max=1).expand(len(moments.xx), len(moments.yy))
+    return (
+        (directions / (moments.n - 1))
+        .clamp(max=1)
+        .expand(len(moments.xx), len(moments.yy))
+    )

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, Varying, by_tile, check_moments
+from aligners.similarity.algebra.moments import (
+    GridMoments,
+    Varying,
+    by_tile,
+    check_moments,
+)
 from aligners.similarity.functional.canonical_correlations import (
     Canonical,
     Whitening,
@@ -70,7 +75,9 @@ class SharedMoments:
     ) -> None:
         self.moments, self._origin = moments, origin
         self.white_x, self.white_y = white or map(whitenings, (moments.xx, moments.yy))
-        self._known: dict[tuple[float, bool, SharedMoments | None, bool], Correlations] = {}
+        self._known: dict[
+            tuple[float, bool, SharedMoments | None, bool], Correlations
+        ] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
@@ -122,13 +129,21 @@ class SharedMoments:
         """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
         if held_out is None:
             return _decomposed(
-                _whitened(self, measure, share, standardised), self.moments, None, directions
+                _whitened(self, measure, share, standardised),
+                self.moments,
+                None,
+                directions,
             )
         check_moments(held_out.moments, f"Held-out {measure}", 3)
         result = _decomposed(
-            _whitened(self, measure, share, standardised), self.moments, held_out.moments
+            _whitened(self, measure, share, standardised),
+            self.moments,
+            held_out.moments,
         )
-        used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
+        used = (
+            torch.arange(result.rho.shape[-1], device=result.rho.device)
+            < result.rank[..., None]
+        )
         constant = used & result.rho.isnan()
         if constant.any():
             raise UserError(
@@ -170,7 +185,11 @@ def r2_cca(moments: GridMoments) -> Tensor:
     Raises:
         ValueError: as `cca`.
     """
-    return SharedMoments(moments).correlations("R² of CCA", 1.0, weighted=False).mean_square()
+    return (
+        SharedMoments(moments)
+        .correlations("R² of CCA", 1.0, weighted=False)
+        .mean_square()
+    )
 
 
 @of_moments
@@ -189,11 +208,17 @@ def r2_svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Raises:
         ValueError: as `svcca`.
     """
-    return SharedMoments(moments).correlations("R² of SVCCA", share, weighted=False).mean_square()
+    return (
+        SharedMoments(moments)
+        .correlations("R² of SVCCA", share, weighted=False)
+        .mean_square()
+    )
 
 
 @of_moments
-def svcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = False) -> Tensor:
+def svcca(
+    moments: GridMoments, *, share: float = 0.99, standardised: bool = False
+) -> Tensor:
     """Mean canonical correlation between the principal components of X and of Y (Raghu et al. 2017; Wu et al. A.3).
 
     Each side keeps the fewest components that carry `share` of its *variance*. In [0, 1], symmetric, and invariant
@@ -219,7 +244,9 @@ def svcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = Fal
 
 
 @of_moments
-def pwcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = False) -> Tensor:
+def pwcca(
+    moments: GridMoments, *, share: float = 0.99, standardised: bool = False
+) -> Tensor:
     """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018; Wu et al. A.3).
 
     α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
@@ -239,7 +266,11 @@ def pwcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = Fal
     Raises:
         ValueError: as `svcca`.
     """
-    return SharedMoments(moments).correlations("PWCCA", share, standardised=standardised).weighted()
+    return (
+        SharedMoments(moments)
+        .correlations("PWCCA", share, standardised=standardised)
+        .weighted()
+    )
 
 
 def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
@@ -251,7 +282,9 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     Raises:
         ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, or a canonical variable that is constant on them.
     """
-    return SharedMoments(fitted).correlations("CCA", 1.0, SharedMoments(held_out)).mean()
+    return (
+        SharedMoments(fitted).correlations("CCA", 1.0, SharedMoments(held_out)).mean()
+    )
 
 
 def _whitened(
@@ -287,7 +320,9 @@ def _decomposed(
     c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
-        variables = canonical(white_x.of(i), white_y.of(some), xy, directions=directions)
+        variables = canonical(
+            white_x.of(i), white_y.of(some), xy, directions=directions
+        )
         rho = (
             variables.rho
             if held_out is None
@@ -299,15 +334,23 @@ def _decomposed(
                 (moments.xx[i] @ variables.a).abs().sum(-2),
                 (moments.yy[some] @ variables.b).abs().sum(-2),
             ]
-        return torch.nn.functional.pad(torch.stack([rho, *weights], 1), (0, c - rho.shape[-1]))
+        return torch.nn.functional.pad(
+            torch.stack([rho, *weights], 1), (0, c - rho.shape[-1])
+        )
 
     rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)
-    return Correlations(rho, torch.minimum(white_x.rank[:, None], white_y.rank), weight_x, weight_y)
+    return Correlations(
+        rho, torch.minimum(white_x.rank[:, None], white_y.rank), weight_x, weight_y
+    )
 
 
-def _held_out_correlations(found: Canonical, held_out: GridMoments, i: int, some: slice) -> Tensor:
+def _held_out_correlations(
+    found: Canonical, held_out: GridMoments, i: int, some: slice
+) -> Tensor:
     """Pearson correlation of canonical variables of layer i with some layers of Y, (J, c); NaN of what is constant."""
     a, b = found.a, found.b
-    variance = (a * (held_out.xx[i] @ a)).sum(-2) * (b * (held_out.yy[some] @ b)).sum(-2)
+    variance = (a * (held_out.xx[i] @ a)).sum(-2) * (b * (held_out.yy[some] @ b)).sum(
+        -2
+    )
     covariance = (a * (held_out.xy[i, some] @ b)).sum(-2)
     return covariance / torch.where(variance > 0, variance, torch.nan).sqrt()

@@ -14,7 +14,12 @@ from aligners.similarity.algebra.moments import (
     refuse_layers,
     squares,
 )
-from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
+from aligners.similarity.algebra.pairs import (
+    PairSums,
+    centred,
+    check_enough,
+    linear_pair_sums,
+)
 
 
 @of_moments
@@ -33,7 +38,9 @@ def linear_cka(moments: GridMoments) -> Tensor:
             varies.
     """
     check_moments(moments, "Linear CKA", 3, x="layers", y="layers")
-    return _cross(moments) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
+    return (
+        _cross(moments) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
+    )
 
 
 @of_moments
@@ -56,15 +63,17 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
             that is not positive.
     """
     check_moments(moments, "Unbiased CKA", 4, x="layers", y="layers")
-    trace_x, trace_y = (squares(scatter).sum(-1) for scatter in (moments.xx, moments.yy))
+    trace_x, trace_y = (
+        squares(scatter).sum(-1) for scatter in (moments.xx, moments.yy)
+    )
     cross = _hsic(moments.n, _cross(moments), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())
     own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
     for name, within, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
-        refused = ~(within > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
-        expected = (
-            f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
-        )
+        refused = ~(
+            within > 1e-12 * trace.square()
+        )  # what rounding leaves of 0 is not positive
+        expected = f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
         refuse_layers(refused, name, expected, "has none in")
     return cross / (own_x[:, None] * own_y).sqrt()
 
@@ -104,23 +113,42 @@ class HSIC(NamedTuple):
     batches: Tensor = torch.zeros(())
 
     @classmethod
-    def zeros(cls, layers_x: int, layers_y: int, device: torch.device | str | None = None) -> Self:
+    def zeros(
+        cls, layers_x: int, layers_y: int, device: torch.device | str | None = None
+    ) -> Self:
         """The sums of no batches."""
         pairs = (layers_x, layers_y)
-        shapes: tuple[tuple[int, ...], ...] = (pairs, (layers_x,), (layers_y,), pairs, ())
-        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+        shapes: tuple[tuple[int, ...], ...] = (
+            pairs,
+            (layers_x,),
+            (layers_y,),
+            pairs,
+            (),
+        )
+        return cls(
+            *(
+                torch.zeros(shape, dtype=torch.float64, device=device)
+                for shape in shapes
+            )
+        )
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of batches."""
         return (
-            type(self)(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
+            type(self)(*map(torch.add, self, other))
+            if isinstance(other, HSIC)
+            else NotImplemented
         )
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one layer of X and one of Y, by index."""
         one = slice(i, i + 1), slice(j, j + 1)
         return type(self)(
-            self.xy[one], self.xx[one[0]], self.yy[one[1]], self.ratios[one], self.batches
+            self.xy[one],
+            self.xx[one[0]],
+            self.yy[one[1]],
+            self.ratios[one],
+            self.batches,
         )
 
 
@@ -154,12 +182,16 @@ def unbiased_hsic_from_sums(sums: PairSums) -> HSIC:
     total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
 
     def of(traces: Tensor, products: Tensor, rows: Tensor) -> Tensor:
-        return (traces + products / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (n * (n - 3))
+        return (traces + products / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (
+            n * (n - 3)
+        )
 
     xy = of(sums.xy, total_x[:, None] * total_y, sums.rows_x @ sums.rows_y.mT)
     xx = of(sums.xx, total_x**2, (sums.rows_x**2).sum(1))
     yy = of(sums.yy, total_y**2, (sums.rows_y**2).sum(1))
-    return HSIC(xy, xx, yy, xy / (xx.sqrt()[:, None] * yy.sqrt()), torch.ones_like(xy[0, 0]))
+    return HSIC(
+        xy, xx, yy, xy / (xx.sqrt()[:, None] * yy.sqrt()), torch.ones_like(xy[0, 0])
+    )
 
 
 def cka_from_hsic(hsic: HSIC) -> Tensor:
@@ -220,9 +252,7 @@ def mean_cka(hsic: HSIC) -> Tensor:
     """
     unknown = ~hsic.ratios.isfinite()
     for name, refused in (("x", unknown.all(1)), ("y", unknown.all(0))):
-        expected = (
-            "batches in each of which a layer's HSIC with itself is positive, as larger ones are"
-        )
+        expected = "batches in each of which a layer's HSIC with itself is positive, as larger ones are"
         refuse_layers(refused, name, expected, "has others in")
     return hsic.ratios / hsic.batches
 
@@ -236,7 +266,8 @@ def _of_batches(x: Tensor, y: Tensor, batch: int) -> HSIC:
             f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
         )
     batches = [
-        unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)
+        unbiased_hsic(a, b)
+        for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)
     ]
     return HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True)))
 

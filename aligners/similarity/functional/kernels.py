@@ -57,7 +57,9 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
                 expected,
                 f"has {int((~rows.any(2)).sum())} rows of zeros in",
             )
-    rows_x, rows_y = (pairs.CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
+    rows_x, rows_y = (
+        pairs.CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y)
+    )
     if kernel == "euclidean":
         return _correlation(
             pairs.kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances)
@@ -123,8 +125,12 @@ def _added(sums: pairs.PairSums, a: Tensor, b: Tensor) -> pairs.PairSums:
             + (n - 2) * a @ b.mT
             + total_a[:, None] * total_b
         ),
-        sums.xx + 4 * (sums.rows_x * a).sum(1) + 2 * ((n - 2) * (a**2).sum(1) + total_a**2),
-        sums.yy + 4 * (sums.rows_y * b).sum(1) + 2 * ((n - 2) * (b**2).sum(1) + total_b**2),
+        sums.xx
+        + 4 * (sums.rows_x * a).sum(1)
+        + 2 * ((n - 2) * (a**2).sum(1) + total_a**2),
+        sums.yy
+        + 4 * (sums.rows_y * b).sum(1)
+        + 2 * ((n - 2) * (b**2).sum(1) + total_b**2),
         sums.rows_x + (n - 2) * a + total_a[:, None],
         sums.rows_y + (n - 2) * b + total_b[:, None],
     )
@@ -146,7 +152,9 @@ def _correlation(
         if to_self is not None:
             least = torch.maximum(least, _CONSTANT_TO_SELF * to_self**2)
         expected = "rows whose similarities to one another differ, so that there is a correlation"
-        refuse_layers(~(variance > least), name, expected, "has rows of equal similarities in")
+        refuse_layers(
+            ~(variance > least), name, expected, "has rows of equal similarities in"
+        )
         variances.append(variance)
     covariance = (sums.xy - total_x[:, None] * total_y / count) / count
     return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
@@ -164,7 +172,9 @@ def _minus_distances(a: Tensor, b: Tensor) -> Tensor:
 
 def _rbf(variance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The kernel of layers whose σ² is `variance`, (L,)."""
-    return lambda a, b: torch.exp(_squared_distances(a, b) / (-2 * variance[:, None, None]))
+    return lambda a, b: torch.exp(
+        _squared_distances(a, b) / (-2 * variance[:, None, None])
+    )
 
 
 def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
@@ -190,8 +200,6 @@ def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
         ]
         medians.append((middle[0] + middle[1]) / 2)
     median = torch.stack(medians)
-    expected = (
-        "rows with a median distance above 0: features that vary, and no row that most rows repeat"
-    )
+    expected = "rows with a median distance above 0: features that vary, and no row that most rows repeat"
     refuse_layers(median == 0, name, expected, "has others in")
     return median**2

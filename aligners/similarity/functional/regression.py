@@ -29,10 +29,14 @@ def neuronsim(moments: GridMoments) -> Tensor:
         ValueError: fewer than 3 rows (of two every correlation is ±1), non-finite rows, or constant features.
     """
     check_moments(moments, "Neuron similarity", 3, x="features", y="features")
-    length_x, length_y = (squares(scatter).sqrt() for scatter in (moments.xx, moments.yy))
+    length_x, length_y = (
+        squares(scatter).sqrt() for scatter in (moments.xx, moments.yy)
+    )
     return by_tile(
         moments,
-        lambda i, some, xy: ((xy.abs() / length_y[some, None]).amax(-1) / length_x[i]).mean(-1),
+        lambda i, some, xy: (
+            (xy.abs() / length_y[some, None]).amax(-1) / length_x[i]
+        ).mean(-1),
     )
 
 
@@ -56,7 +60,8 @@ def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
             nothing varies, or a decomposition that does not converge.
     """
     return (
-        _explained(moments, white_y, "R²", "layers").sum(-1) / squares(moments.xx).sum(-1)[:, None]
+        _explained(moments, white_y, "R²", "layers").sum(-1)
+        / squares(moments.xx).sum(-1)[:, None]
     )
 
 
@@ -115,7 +120,9 @@ def r2_held_out(
         )
     # All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
     along = (shift_y[:, None] @ basis)[:, 0]
-    scatter = basis.mT @ held_out.yy @ basis + held_out.n * along[:, :, None] * along[:, None]
+    scatter = (
+        basis.mT @ held_out.yy @ basis + held_out.n * along[:, :, None] * along[:, None]
+    )
 
     def residuals(i: int, some: slice, xy: Tensor) -> Tensor:
         weight = xy @ basis[some]

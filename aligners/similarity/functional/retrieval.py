@@ -34,7 +34,11 @@ def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def retrieval_scores(
-    mapped: Tensor, y: Tensor, sets: tuple[Tensor, Tensor] | None = None, *, centred: bool = False
+    mapped: Tensor,
+    y: Tensor,
+    sets: tuple[Tensor, Tensor] | None = None,
+    *,
+    centred: bool = False,
 ) -> Tensor:
     """Score each mapped row by the place of its partner among Y's rows, the nearest first: (3, n) float64.
 
@@ -61,7 +65,9 @@ def retrieval_scores(
     )
     above, tied = [], []
     step = max(1, AT_ONCE // len(first))
-    for rows, right in zip(queries.split(step), own[: len(mapped)].split(step), strict=True):
+    for rows, right in zip(
+        queries.split(step), own[: len(mapped)].split(step), strict=True
+    ):
         near = rows @ candidates.T
         least = near.gather(1, right[:, None])
         # counted in float32, which is exact up to 2²⁴ and three times as fast

@@ -17,7 +17,9 @@ from aligners.similarity.passes.ranks import ranks, summed, this_rank
 from aligners.similarity.passes.streams import FAR_VALUES, BatchRows, ModelRows, Stream
 from aligners.similarity.passes.sums import Given, SpanSums, TileSums, given_of
 
-Side = tuple[str, Span]  # whether a model's rows are X's or Y's, and which of its layers
+Side = tuple[
+    str, Span
+]  # whether a model's rows are X's or Y's, and which of its layers
 
 
 class FeatureScales:
@@ -29,7 +31,9 @@ class FeatureScales:
         device: where the rows are.
     """
 
-    def __init__(self, layers: int, width: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, layers: int, width: int, device: torch.device | None = None
+    ) -> None:
         # of 1, x and x²
         self._sums = torch.zeros(3, layers, width, dtype=torch.float64, device=device)
 
@@ -73,7 +77,9 @@ class PassRun:
             if "untrained" in self.streams:
                 self.twins[m] = settings.reader.models[m].untrained(settings.seed + m)
             if "standardised" in self.streams:
-                self.scales[m] = FeatureScales(len(self.layers[m]), width, settings.device)
+                self.scales[m] = FeatureScales(
+                    len(self.layers[m]), width, settings.device
+                )
 
     def add(self, batch: LayerBatch, split: Split, group: int) -> None:
         """Add one batch, all of whose texts belong to one group."""
@@ -127,7 +133,9 @@ class PassRun:
             attention = {m: batch.attention[m] for m in self.this.models}
         return self._folded(batch, states, attention)
 
-    def _rows_of(self, stream: Stream, batch: LayerBatch, observed: BatchRows) -> BatchRows:
+    def _rows_of(
+        self, stream: Stream, batch: LayerBatch, observed: BatchRows
+    ) -> BatchRows:
         """The rows of a batch in one of the streams."""
         if stream.share is not None:
             return observed.rolled(stream.share)
@@ -135,7 +143,9 @@ class PassRun:
             return self._untrained(batch)
         if stream.name in FAR_VALUES.values():
             beside = batch.counterpart
-            return self._folded(beside, {m: beside.states[m] for m in self.this.models}, {})
+            return self._folded(
+                beside, {m: beside.states[m] for m in self.this.models}, {}
+            )
         if stream.name == "standardised":
             rows = {m: self._standardised(batch.states[m], m) for m in self.this.models}
             return observed._replace(x=rows, y=rows)
@@ -250,4 +260,6 @@ class StreamSums:
         """What a batch has of one side."""
         name, span = side
         states, heads = (rows.x if name == "x" else rows.y)[span.model]
-        return given_of(self.stream, states[self.this.of(span)], heads, rows.words, self.ahead)
+        return given_of(
+            self.stream, states[self.this.of(span)], heads, rows.words, self.ahead
+        )

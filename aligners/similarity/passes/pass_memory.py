@@ -15,7 +15,10 @@ PAIR = 12  # of a few layer pairs of the moments between two
 BLOCKS = 4  # of a block of all layers' rows and Gram matrices
 LAYER = 4  # of a layer of a sample of rows
 FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
-DISTANCES, FEW = 1.5, 2000  # of all pairs of rows, for samples of at most so many: those of RBF CKA
+DISTANCES, FEW = (
+    1.5,
+    2000,
+)  # of all pairs of rows, for samples of at most so many: those of RBF CKA
 
 
 class PassMemory:
@@ -29,13 +32,25 @@ class PassMemory:
             that a pass reads, and of untrained twins.
     """
 
-    def __init__(self, settings: Settings, rows: int, entries: int, weights: Sequence[int]) -> None:
-        self._settings, self._rows, self._entries, self._weights = settings, rows, entries, weights
+    def __init__(
+        self, settings: Settings, rows: int, entries: int, weights: Sequence[int]
+    ) -> None:
+        self._settings, self._rows, self._entries, self._weights = (
+            settings,
+            rows,
+            entries,
+            weights,
+        )
 
     def of(self, tiles: Sequence[Tile]) -> int:
         """Bytes of a pass with these tiles: models, what is kept of layers and of pairs, and the largest measure."""
         shapes = self._settings.shapes
-        taken = DOUBLE * BATCH * self._rows * max(shape.layers * shape.width for shape in shapes)
+        taken = (
+            DOUBLE
+            * BATCH
+            * self._rows
+            * max(shape.layers * shape.width for shape in shapes)
+        )
         for model in {span.model for span in spans_of(tiles)}:
             taken += self._of_model(model)
         for stream in self._settings.streams:
@@ -47,8 +62,15 @@ class PassMemory:
         shape, streams = self._settings.shapes[model], self._settings.streams
         readers = 1 + any(stream.name == "untrained" for stream in streams)
         changed = any(stream.name not in ("value", "fit") for stream in streams)
-        rows = self._rows * shape.layers * shape.width * (readers * SINGLE + changed * DOUBLE)
-        attention = self._entries * shape.blocks * shape.heads * readers * WORDS * DOUBLE
+        rows = (
+            self._rows
+            * shape.layers
+            * shape.width
+            * (readers * SINGLE + changed * DOUBLE)
+        )
+        attention = (
+            self._entries * shape.blocks * shape.heads * readers * WORDS * DOUBLE
+        )
         return rows + attention + self._weights[model]
 
     def _of_stream(self, stream: Stream, tiles: Sequence[Tile]) -> int:
@@ -75,7 +97,9 @@ class PassMemory:
                 grids += groups * len(self._settings.matching(tile))
             entries += grids * x.width * y.width
         if tile.leads:
-            grids = 4 * ("heads" in stream.families) + ("head_moments" in stream.families)
+            grids = 4 * ("heads" in stream.families) + (
+                "head_moments" in stream.families
+            )
             entries += groups * grids * x.blocks * x.heads * y.blocks * y.heads
         return DOUBLE * entries
 
@@ -107,7 +131,9 @@ def _of_sample(n: int, x: Shape, y: Shape) -> int:
     """A layer of rows, the distances between them, and blocks of Gram matrices or all rows in double precision."""
     if by_gram(n, x.layers, x.width, y.layers, y.width, double=True):
         a_layer = BLOCKS * BLOCK
-        rows = a_layer * x.layers * (BLOCK + x.width) + a_layer * y.layers * (BLOCK + y.width)
+        rows = a_layer * x.layers * (BLOCK + x.width) + a_layer * y.layers * (
+            BLOCK + y.width
+        )
     else:
         rows = FEATURES * n * (x.layers * x.width + y.layers * y.width)
     distances = DISTANCES * n**2 if n <= FEW else 0

@@ -135,7 +135,10 @@ class Settings(NamedTuple):
 
     def matching(self, tile: Tile) -> list[tuple[int, int]]:
         """Positions in a tile of matching layers, for which there are intervals."""
-        layers_x, layers_y = self.reader.layers[tile.x.model], self.reader.layers[tile.y.model]
+        layers_x, layers_y = (
+            self.reader.layers[tile.x.model],
+            self.reader.layers[tile.y.model],
+        )
         positions = []
         for layer_x, layer_y in matching_layers(layers_x, layers_y):
             a = layers_x.index(layer_x) - tile.x.first

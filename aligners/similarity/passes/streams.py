@@ -48,7 +48,9 @@ class Stream(NamedTuple):
     @property
     def budgets(self) -> list[int]:
         """Sizes of the samples of rows that its measures need."""
-        return sorted({measure.budget for measure in self.measures if measure.family == "rows"})
+        return sorted(
+            {measure.budget for measure in self.measures if measure.family == "rows"}
+        )
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -81,7 +83,9 @@ def streams_of(
         beside: with_far or without_far, the rows that stand beside those that count; None: there are none.
     """
     every = tuple(measures)
-    on_states = tuple(measure for measure in measures if measure.family not in ATTENTION)
+    on_states = tuple(
+        measure for measure in measures if measure.family not in ATTENTION
+    )
     fitted = tuple(measure for measure in measures if measure.held_out is not None)
     if controls:
         streams = [Stream("fit", fitted, split="fit"), Stream("value", every, groups)]

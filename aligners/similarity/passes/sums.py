@@ -11,7 +11,11 @@ from torch import Tensor
 from aligners.similarity.algebra.grid import CrossSums, GridSums, SideSums
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import Draw, Sample
-from aligners.similarity.functional.attention import AttentionSums, attention_sums, word_pairs
+from aligners.similarity.functional.attention import (
+    AttentionSums,
+    attention_sums,
+    word_pairs,
+)
 from aligners.similarity.functional.canonical_correlations import Whitenings, whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
@@ -55,7 +59,12 @@ class SpanSums:
     """
 
     def __init__(
-        self, stream: Stream, shape: Shape, groups: int, heads: bool, device: torch.device
+        self,
+        stream: Stream,
+        shape: Shape,
+        groups: int,
+        heads: bool,
+        device: torch.device,
     ) -> None:
         self.shape, self.device = shape, device
         sizes: dict[Family, tuple[int, int]] = {"moments": (shape.layers, shape.width)}
@@ -69,7 +78,9 @@ class SpanSums:
                 self.moments[family] = sides
         self.samples: dict[int, Tensor] = {}
         for budget in stream.budgets:
-            self.samples[budget] = torch.zeros(shape.layers, budget, shape.width, device=device)
+            self.samples[budget] = torch.zeros(
+                shape.layers, budget, shape.width, device=device
+            )
 
     def update(
         self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]
@@ -151,7 +162,9 @@ class TileSums:
         if "moments" in families:
             self.moments = self._grid("moments", 0)
             for pair in matching if groups > 1 else ():
-                self.matched[pair] = [self._grid("moments", place, pair) for place in places]
+                self.matched[pair] = [
+                    self._grid("moments", place, pair) for place in places
+                ]
 
         self.parts: dict[Family, list[Any]] = {}
         blocks = x.shape.blocks, x.shape.heads, y.shape.blocks, y.shape.heads
@@ -159,9 +172,13 @@ class TileSums:
             layers = x.shape.layers, y.shape.layers
             self.parts["batches"] = [HSIC.zeros(*layers, x.device) for _ in places]
         if "heads" in families:
-            self.parts["heads"] = [AttentionSums.zeros(*blocks, x.device) for _ in places]
+            self.parts["heads"] = [
+                AttentionSums.zeros(*blocks, x.device) for _ in places
+            ]
         if "head_moments" in families:
-            self.parts["head_moments"] = [self._grid("head_moments", place) for place in places]
+            self.parts["head_moments"] = [
+                self._grid("head_moments", place) for place in places
+            ]
 
     def update(self, x: Given, y: Given, group: int) -> None:
         """Add a batch whose texts belong to one group, which the two sides have already."""
@@ -173,9 +190,13 @@ class TileSums:
         if "batches" in self.parts:
             self.parts["batches"][place] += unbiased_hsic(x["moments"], y["moments"])
         if "heads" in self.parts and "heads" in x:
-            self.parts["heads"][place] += attention_sums(x["heads"], y["heads"], x["words"])
+            self.parts["heads"][place] += attention_sums(
+                x["heads"], y["heads"], x["words"]
+            )
         if "head_moments" in self.parts and "head_moments" in x:
-            _add(self.parts["head_moments"][place], x["head_moments"], y["head_moments"])
+            _add(
+                self.parts["head_moments"][place], x["head_moments"], y["head_moments"]
+            )
 
     def end(self, x: Means, y: Means, owner: int, texts: Mapping[int, Tensor]) -> None:
         """Make the sums between the models those of all ranks, about the means of all rows, on the rank that owns them.
@@ -216,16 +237,22 @@ class TileSums:
         return [part.pair(a, b) for part in parts]
 
     def _sample(self, budget: int) -> Sample:
-        return Sample(self.x.samples[budget], self.y.samples[budget], self.texts[budget])
+        return Sample(
+            self.x.samples[budget], self.y.samples[budget], self.texts[budget]
+        )
 
     def _samples(self, budget: int) -> list[Sample]:
         """The rows of each group."""
         x, y, text = self._sample(budget)
         sizes = (text % self.groups).bincount(minlength=self.groups).tolist()
-        parts = zip(x.split(sizes, 1), y.split(sizes, 1), text.split(sizes), strict=True)
+        parts = zip(
+            x.split(sizes, 1), y.split(sizes, 1), text.split(sizes), strict=True
+        )
         return [Sample(*part) for part in parts]
 
-    def _grid(self, family: Family, place: int, pair: tuple[int, int] | None = None) -> GridSums:
+    def _grid(
+        self, family: Family, place: int, pair: tuple[int, int] | None = None
+    ) -> GridSums:
         """Sums of no rows, of which those within the models are views of what these keep."""
         a, b = _slices(pair)
         x, y = self.x.moments[family][place].of(a), self.y.moments[family][place].of(b)
@@ -248,7 +275,9 @@ def joined(groups: Sequence[Any]) -> Any:
     return SharedMoments(total.moments()) if isinstance(total, GridSums) else total
 
 
-def _add(grid: GridSums, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> None:
+def _add(
+    grid: GridSums, x: Tensor, y: Tensor, products: torch.dtype = torch.float64
+) -> None:
     """Add paired rows to the sums between two models; those within them have these rows already."""
     grid.cross.add_(grid.x.shifted(x), grid.y.shifted(y), products)
 

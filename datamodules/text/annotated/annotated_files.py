@@ -67,7 +67,9 @@ def read_conllu(path: Path, counts: Counter[str]) -> Iterator[Sentence]:
             names file and line.
     """
     check_extra("trees", "conllu", f"A treebank ({path})")
-    for blank, block in groupby(numbered_lines(path), key=lambda line: not line[1].strip()):
+    for blank, block in groupby(
+        numbered_lines(path), key=lambda line: not line[1].strip()
+    ):
         if not blank:
             yield from _read_sentence(path, list(block), counts)
 
@@ -93,11 +95,22 @@ def _read_sentence(
         except ValueError as error:
             raise UserError(f"{error} That is the sentence at {place}.") from error
     parts = [token["id"][1] for token in tokens if not isinstance(token["id"], int)]
-    counts.update({"sentences": 1, "words": len(words), "sentences without a tree": int(not known)})
     counts.update(
-        {"multiword tokens left out": parts.count("-"), "empty nodes left out": parts.count(".")}
+        {
+            "sentences": 1,
+            "words": len(words),
+            "sentences without a tree": int(not known),
+        }
     )
-    counts["words with blanks inside"] += sum(len(word["form"].split()) > 1 for word in words)
+    counts.update(
+        {
+            "multiword tokens left out": parts.count("-"),
+            "empty nodes left out": parts.count("."),
+        }
+    )
+    counts["words with blanks inside"] += sum(
+        len(word["form"].split()) > 1 for word in words
+    )
     forms = tuple("_".join(word["form"].split()) for word in words)
     yield Sentence(forms, heads if known else (), tuple(_targets(words)))
 
@@ -139,7 +152,9 @@ def _targets(words: list[dict[str, Any]]) -> Iterator[Target]:
         span = (place, place + 1)
         if word["upos"] not in (None, "_"):
             yield Target("pos", span, labels=(word["upos"],))
-        features = tuple(f"{name}={value}" for name, value in (word["feats"] or {}).items())
+        features = tuple(
+            f"{name}={value}" for name, value in (word["feats"] or {}).items()
+        )
         yield Target("morphology", span, labels=features)
         if word["head"] is not None and word["deprel"] not in (None, "_"):
             head = word["head"] - 1 if word["head"] else place
@@ -158,7 +173,9 @@ def holds_spans(path: Path) -> bool:
         row = json.loads(first)
     except ValueError:
         return False
-    return isinstance(row, dict) and isinstance(row.get("targets"), list) and "text" in row
+    return (
+        isinstance(row, dict) and isinstance(row.get("targets"), list) and "text" in row
+    )
 
 
 def task_name(path: Path) -> str:
@@ -174,12 +191,17 @@ def task_name(path: Path) -> str:
     parts = SPLIT.sub("", path.name.removesuffix(path.suffix)).split(".")
     names = (part.strip("-_") for part in parts)
     return (
-        next((part for part in names if re.search(r"[^\W\d]", part)), path.resolve().parent.name)
+        next(
+            (part for part in names if re.search(r"[^\W\d]", part)),
+            path.resolve().parent.name,
+        )
         or path.stem
     )
 
 
-def read_spans(path: Path, counts: Counter[str], like: Path | None = None) -> Iterator[Sentence]:
+def read_spans(
+    path: Path, counts: Counter[str], like: Path | None = None
+) -> Iterator[Sentence]:
     """Read sentences with labelled spans, one a line.
 
     A line is {"text": "The cat sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}]}. Spans are over
@@ -206,7 +228,9 @@ def read_spans(path: Path, counts: Counter[str], like: Path | None = None) -> It
                     raise UserError(
                         f"expected words in `text` and a named `task`, but got {row['text']!r}, {task!r}."
                     )
-                targets = tuple(_target(task, entry, len(words)) for entry in row["targets"])
+                targets = tuple(
+                    _target(task, entry, len(words)) for entry in row["targets"]
+                )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 what = f"there is no {error}." if isinstance(error, KeyError) else error
                 raise UserError(
@@ -222,17 +246,27 @@ def _target(task: str, entry: dict[str, Any], words: int) -> Target:
     label, second = entry["label"], entry.get("span2")
     labels = tuple(label) if isinstance(label, list) else (label,)
     if not all(isinstance(name, str) for name in labels):
-        raise UserError(f"expected `label` to be a string or a list of strings, but got {label!r}.")
+        raise UserError(
+            f"expected `label` to be a string or a list of strings, but got {label!r}."
+        )
     span1 = _span(entry["span1"], "span1", words)
-    return Target(task, span1, () if second is None else _span(second, "span2", words), labels)
+    return Target(
+        task, span1, () if second is None else _span(second, "span2", words), labels
+    )
 
 
 def _span(span: Any, name: str, words: int) -> tuple[int, int]:
-    if not (isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)):
+    if not (
+        isinstance(span, list)
+        and len(span) == 2
+        and all(type(end) is int for end in span)
+    ):
         raise UserError(f"expected `{name}` to be two whole numbers, but got {span!r}.")
     first, end = span
     if not 0 <= first < end <= words:
-        raise UserError(f"expected `{name}` to be within the {words} words, but got {span}.")
+        raise UserError(
+            f"expected `{name}` to be within the {words} words, but got {span}."
+        )
     return first, end
 
 
@@ -264,9 +298,13 @@ def open_annotated(reader: Reader, paths: Sequence[Path]) -> Dataset:
         ValueError: a file cannot be read, or there is no sentence.
     """
     counts: Counter[str] = Counter()
-    dataset = as_dataset(sentence for path in paths for sentence in reader(path, counts))
+    dataset = as_dataset(
+        sentence for path in paths for sentence in reader(path, counts)
+    )
     if not len(dataset):
-        raise UserError(f"Expected sentences in {', '.join(map(str, paths))}, but found none.")
+        raise UserError(
+            f"Expected sentences in {', '.join(map(str, paths))}, but found none."
+        )
     dataset.info.description = ", ".join(
         f"{count:,} {what}" for what, count in counts.items() if count
     )
@@ -299,13 +337,17 @@ def open_answers(paths: Sequence[Path]) -> Dataset:
     """
     from datasets import Dataset
 
-    return Dataset.from_list([question for path in paths for question in _questions(path)])
+    return Dataset.from_list(
+        [question for path in paths for question in _questions(path)]
+    )
 
 
 def _questions(path: Path) -> list[dict[str, Any]]:
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
-        passages = [passage for article in articles for passage in article["paragraphs"]]
+        passages = [
+            passage for article in articles for passage in article["paragraphs"]
+        ]
         return [
             {name: holder[name] for name, holder in zip(QUESTION, (asked, passage), strict=True)}
             | {ANSWERS: {name: [answer[name] for answer in asked["answers"]] for name in ("text", "answer_start")}}
@@ -313,4 +355,6 @@ def _questions(path: Path) -> list[dict[str, Any]]:
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"{path} cannot be read as questions in SQuAD's format: {what}.") from error
+        raise UserError(
+            f"{path} cannot be read as questions in SQuAD's format: {what}."
+        ) from error

@@ -35,7 +35,23 @@ ONSETS = (
     "t",
 )
 VOWELS = ("a", "e", "i", "o", "u", "ee", "oa")
-CODAS = ("b", "ck", "d", "ff", "g", "lt", "m", "mp", "n", "nd", "p", "rk", "sk", "t", "x")
+CODAS = (
+    "b",
+    "ck",
+    "d",
+    "ff",
+    "g",
+    "lt",
+    "m",
+    "mp",
+    "n",
+    "nd",
+    "p",
+    "rk",
+    "sk",
+    "t",
+    "x",
+)
 SHARED = 0.2  # of the noun stems are verb stems, too
 MOST_NESTED = 3
 SINGULAR, PLURAL = "Number=Sing", "Number=Plur"
@@ -53,7 +69,11 @@ class Lexicon:
     def __init__(self, seed: int = 0, size: int = 1200) -> None:
         draw = random.Random(f"lexicon {seed}")
         stems = list(dict.fromkeys(_stem(draw) for _ in range(8 * size)))
-        nouns, verbs, rest = stems[:size], stems[size : 2 * size], stems[2 * size : 3 * size]
+        nouns, verbs, rest = (
+            stems[:size],
+            stems[size : 2 * size],
+            stems[2 * size : 3 * size],
+        )
         for place in draw.sample(range(size), int(SHARED * size)):
             verbs[place] = nouns[place]
         third = size // 3
@@ -66,7 +86,9 @@ class Lexicon:
             "adverb": [f"{stem}ly" for stem in rest[size // 2 :]],
         }
         weights = list(accumulate(1 / (n + 3) for n in range(size)))
-        self._weights = {kind: weights[: len(stems)] for kind, stems in self._stems.items()}
+        self._weights = {
+            kind: weights[: len(stems)] for kind, stems in self._stems.items()
+        }
 
     def draw(self, kind: str, draw: random.Random) -> str:
         """Draw a stem: the n-th most frequent one has a chance that is proportional to 1 / (n + 2)."""
@@ -96,7 +118,9 @@ class Node:
     after: list["Node"] = field(default_factory=list)
 
 
-def sentences(count: int, seed: int = 0, lexicon: Lexicon | None = None) -> Iterator[Sentence]:
+def sentences(
+    count: int, seed: int = 0, lexicon: Lexicon | None = None
+) -> Iterator[Sentence]:
     """Draw sentences, with the tasks `pos`, `morphology`, `dependencies` and `roles`.
 
     The label of a sentence is the tense of its main verb, past or present, which is not always its first verb: "the
@@ -137,7 +161,10 @@ class _Writer:
             kind = self.draw.choice(("intransitive", "transitive", "ditransitive"))
             verb = self.verb(kind, number, relation)
             subject = self.noun(
-                number, "nsubj", "theme" if kind == "intransitive" else "agent", nested + 1
+                number,
+                "nsubj",
+                "theme" if kind == "intransitive" else "agent",
+                nested + 1,
             )
             verb.after += self.objects(kind, nested + 1)
         verb.before.insert(0, subject)
@@ -147,16 +174,23 @@ class _Writer:
     def objects(self, kind: str, nested: int) -> list[Node]:
         """What a verb of this kind has to its right."""
         nodes = (
-            [] if kind == "intransitive" else [self.noun(self.number(), "obj", "patient", nested)]
+            []
+            if kind == "intransitive"
+            else [self.noun(self.number(), "obj", "patient", nested)]
         )
         return nodes + (
-            [self.phrase("to", "obl", "recipient", nested)] if kind == "ditransitive" else []
+            [self.phrase("to", "obl", "recipient", nested)]
+            if kind == "ditransitive"
+            else []
         )
 
     def passive(self, number: str, relation: str, nested: int) -> Node:
         """A clause whose subject is what is done to."""
         verb = Node(
-            f"{self.lexicon.draw('transitive', self.draw)}ed", "VERB", relation, ("VerbForm=Part",)
+            f"{self.lexicon.draw('transitive', self.draw)}ed",
+            "VERB",
+            relation,
+            ("VerbForm=Part",),
         )
         past = self.chance(0.5)
         form = (
@@ -177,11 +211,16 @@ class _Writer:
         """Perhaps an adverb and a place."""
         if self.chance(0.25):
             adverb = Node(self.lexicon.draw("adverb", self.draw), "ADV", "advmod")
-            verb.before.append(adverb) if self.chance(0.5) else verb.after.insert(0, adverb)
+            verb.before.append(adverb) if self.chance(0.5) else verb.after.insert(
+                0, adverb
+            )
         if self.chance(0.25) and nested < MOST_NESTED:
             verb.after.append(
                 self.phrase(
-                    self.draw.choice(("in", "near", "under", "on")), "obl", "place", nested + 1
+                    self.draw.choice(("in", "near", "under", "on")),
+                    "obl",
+                    "place",
+                    nested + 1,
                 )
             )
 
@@ -190,12 +229,23 @@ class _Writer:
         stem = self.lexicon.draw(kind, self.draw)
         if self.chance(0.5):
             return Node(f"{stem}ed", "VERB", relation, (PAST,))
-        return Node(f"{stem}s" if number == SINGULAR else stem, "VERB", relation, (number, PRESENT))
+        return Node(
+            f"{stem}s" if number == SINGULAR else stem,
+            "VERB",
+            relation,
+            (number, PRESENT),
+        )
 
     def noun(self, number: str, relation: str, role: str, nested: int) -> Node:
         """A noun with its determiner, adjectives, and perhaps a phrase or a relative clause."""
         stem = self.lexicon.draw("noun", self.draw)
-        noun = Node(stem if number == SINGULAR else f"{stem}s", "NOUN", relation, (number,), role)
+        noun = Node(
+            stem if number == SINGULAR else f"{stem}s",
+            "NOUN",
+            relation,
+            (number,),
+            role,
+        )
         determiners = (
             ("the", "a", "this", "every")
             if number == SINGULAR
@@ -203,7 +253,9 @@ class _Writer:
         )
         noun.before.append(Node(self.draw.choice(determiners), "DET", "det"))
         while self.chance(0.3):
-            noun.before.append(Node(self.lexicon.draw("adjective", self.draw), "ADJ", "amod"))
+            noun.before.append(
+                Node(self.lexicon.draw("adjective", self.draw), "ADJ", "amod")
+            )
         if nested < MOST_NESTED and self.chance(0.15):
             noun.after.append(self.phrase("of", "nmod", "", nested + 1))
         elif nested < MOST_NESTED and self.chance(0.2):
@@ -215,7 +267,10 @@ class _Writer:
         if self.chance(0.6):
             kind = self.draw.choice(("intransitive", "transitive"))
             verb = self.verb(kind, number, "acl:relcl")
-            verb.before, verb.after = [Node("that", "PRON", "nsubj")], self.objects(kind, nested)
+            verb.before, verb.after = (
+                [Node("that", "PRON", "nsubj")],
+                self.objects(kind, nested),
+            )
         else:
             subject_number = self.number()
             verb = self.verb("transitive", subject_number, "acl:relcl")
@@ -247,16 +302,23 @@ def _flat(root: Node) -> Sentence:
         for below in (*node.before, *node.after):
             heads[id(below)] = number + 1
             at = place[id(below)]
-            targets.append(Target("dependencies", (at, at + 1), span, (below.relation,)))
+            targets.append(
+                Target("dependencies", (at, at + 1), span, (below.relation,))
+            )
             if below.role:
                 places = [place[id(part)] for part in _in_order(below)]
-                targets.append(Target("roles", span, (min(places), max(places) + 1), (below.role,)))
+                targets.append(
+                    Target("roles", span, (min(places), max(places) + 1), (below.role,))
+                )
     verb = {
         feature for node in (root, *root.before) for feature in node.features
     }  # an auxiliary stands before it
     words, ordered = (node.word for node in nodes), (heads[id(node)] for node in nodes)
     return Sentence(
-        tuple(words), tuple(ordered), tuple(targets), "past" if PAST in verb else "present"
+        tuple(words),
+        tuple(ordered),
+        tuple(targets),
+        "past" if PAST in verb else "present",
     )
 
 
@@ -271,4 +333,8 @@ def _in_order(node: Node) -> Iterator[Node]:
 def _stem(draw: random.Random) -> str:
     parts: Sequence[Sequence[str]] = (ONSETS, VOWELS, CODAS)
     stem = "".join(draw.choice(part) for part in parts)
-    return stem if draw.random() < 0.5 else draw.choice(ONSETS) + draw.choice(VOWELS) + stem
+    return (
+        stem
+        if draw.random() < 0.5
+        else draw.choice(ONSETS) + draw.choice(VOWELS) + stem
+    )

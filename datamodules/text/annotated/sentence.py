@@ -75,12 +75,18 @@ class Sentence:
 
     def labels(self, task: str) -> dict[int, str]:
         """The first word of each span that has a label of a task -> the label."""
-        return {target.span1[0]: target.labels[0] for target in self.targets if target.task == task}
+        return {
+            target.span1[0]: target.labels[0]
+            for target in self.targets
+            if target.task == task
+        }
 
 
 def sentences_in(texts: Mapping[str, Any] | Dataset) -> list[Sentence]:
     """The sentences of a data set, or of a batch of its rows."""
-    return [Sentence.of(*row) for row in zip(texts["text"], texts[ANNOTATION], strict=True)]
+    return [
+        Sentence.of(*row) for row in zip(texts["text"], texts[ANNOTATION], strict=True)
+    ]
 
 
 def check_tree(heads: Sequence[int]) -> None:
@@ -99,7 +105,9 @@ def check_tree(heads: Sequence[int]) -> None:
         )
     roots = [word for word, head in enumerate(heads, start=1) if head == 0]
     if len(roots) != 1:
-        raise UserError(f"Expected one root, a word with the head 0, but got {len(roots)}.")
+        raise UserError(
+            f"Expected one root, a word with the head 0, but got {len(roots)}."
+        )
     reached = {0}
     for word in range(1, len(heads) + 1):
         path: list[int] = []
@@ -117,7 +125,9 @@ def as_dataset(sentences: Iterable[Sentence]) -> Dataset:
     """Make a data set with the columns text, annotation as JSON (nested columns are slow to read), and label if any."""
     from datasets import Dataset
 
-    rows = [(sentence.text, sentence.annotation(), sentence.label) for sentence in sentences]
+    rows = [
+        (sentence.text, sentence.annotation(), sentence.label) for sentence in sentences
+    ]
     texts, annotations, labels = zip(*rows, strict=True) if rows else ((), (), ())
     columns = {"text": list(texts), ANNOTATION: list(annotations)}
     return Dataset.from_dict(columns | ({"label": list(labels)} if any(labels) else {}))

@@ -17,15 +17,38 @@ from aligners.reports.drawing import (
     method_looks,
     site_figure,
 )
-from aligners.reports.names import blank, fixed, route_name, site_names, site_of, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, mean, number, site_pairs, where
+from aligners.reports.names import (
+    blank,
+    fixed,
+    route_name,
+    site_names,
+    site_of,
+    with_short_names,
+)
+from aligners.reports.report import (
+    Report,
+    Row,
+    distinct,
+    grouped,
+    mean,
+    number,
+    site_pairs,
+    where,
+)
 from aligners.reports.runs.injection_report import left_out
 from aligners.reports.runs.probing.probing_report import unfinished
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 
-NATIVE = {"native_y": (0, 7, "-"), "native_x": (1, 6, "--")}  # the look of the models themselves
+NATIVE = {
+    "native_y": (0, 7, "-"),
+    "native_x": (1, 6, "--"),
+}  # the look of the models themselves
 ERASED, BASELINE = "mean", "baseline"
-GREYS = {RANDOM: "0.65", PRINCIPAL: "0.4", WHOLE: "0"}  # of dimensions that no probe reads
+GREYS = {
+    RANDOM: "0.65",
+    PRINCIPAL: "0.4",
+    WHOLE: "0",
+}  # of dimensions that no probe reads
 MOST_SCORES = 2  # in the first sentences
 
 
@@ -156,7 +179,8 @@ def _swapped(swaps: Sequence[Row]) -> list[str]:
             WHOLE: where(swaps, method=ERASED, part=WHOLE),
         }
         costs = {
-            name: fixed(mean(rows, "penalty", known=True), ".3f") for name, rows in erased.items()
+            name: fixed(mean(rows, "penalty", known=True), ".3f")
+            for name, rows in erased.items()
         }
         text = (
             f"Erasing what the {part} probe reads, {k} dimensions, costs {costs[part]} nats, mean over sites; random "
@@ -165,9 +189,7 @@ def _swapped(swaps: Sequence[Row]) -> list[str]:
         lines = _restored(swaps, part)
         best = closest(lines, "penalty")
         if best is not None:
-            text += (
-                f"; with g(X) there, at best {fixed(mean(lines[best], 'penalty'), '.3f')} ({best})"
-            )
+            text += f"; with g(X) there, at best {fixed(mean(lines[best], 'penalty'), '.3f')} ({best})"
         said.append(f"{text}.")
     return said
 
@@ -184,11 +206,15 @@ def _restored(swaps: Sequence[Row], part: str) -> Lines:
 
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of scores: what is read down, sites across."""
-    read = f"what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
+    read = (
+        f"what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
+    )
     title = f"{route_name(rows[0])}: {read}"
     sites = site_names(site_pairs(rows))
     table = SiteTable(title, ["task", "read in"], ["kept"], {"": sites})
-    for (task, measure, method), line in grouped(rows, "task", "measure", "method").items():
+    for (task, measure, method), line in grouped(
+        rows, "task", "measure", "method"
+    ).items():
         role = line[0]["role"]
         cells = [_score(line, method, "kept") if role == "method" else ""]
         cells += [mark(_percent(row["score"]), row) for row in line]
@@ -202,7 +228,9 @@ def _twin_table(rows: Sequence[Row]) -> SiteTable:
     title = f"{route_name(rows[0])}: {swapped}"
     sites = site_names(site_pairs(rows))
     table = SiteTable(title, ["map", "part"], ["dimensions"], {"": sites})
-    for (method, part, k), line in grouped(rows, "method", "part", "dimensions").items():
+    for (method, part, k), line in grouped(
+        rows, "method", "part", "dimensions"
+    ).items():
         cells = []
         for row in line:
             cells.append(mark(blank(row["penalty"], "z.3f"), row))
@@ -220,8 +248,12 @@ def _figure(rows: Sequence[Row]) -> Figure:
     names = {"native_y": f"{y}, its own", "native_x": f"{x}, its own probe"}
     looks: dict[str, Look] = {}
     for name, (colour, marker, dashes) in NATIVE.items():
-        looks[name] = line_look(colour, marker, dashes, MODEL_COLOURS) | {"markersize": 3.5}
-    maps = [name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)]
+        looks[name] = line_look(colour, marker, dashes, MODEL_COLOURS) | {
+            "markersize": 3.5
+        }
+    maps = [
+        name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)
+    ]
     looks |= method_looks(maps)
     looks[BASELINE] = {"color": "0.6", "marker": "_", "linestyle": ":", "zorder": 0}
     shown = []
@@ -230,7 +262,9 @@ def _figure(rows: Sequence[Row]) -> Figure:
         for name, look in looks.items():
             lines.append((names.get(name, name), look, where(panel, method=name)))
         shown.append(SitePanel(f"{task}, {measure}", site_pairs(rows), lines))
-    return site_figure(shown, "score", f"probes of {y}: score × 100", 100, note=route_name(rows[0]))
+    return site_figure(
+        shown, "score", f"probes of {y}: score × 100", 100, note=route_name(rows[0])
+    )
 
 
 def _twin_figure(rows: Sequence[Row]) -> Figure:

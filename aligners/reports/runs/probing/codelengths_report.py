@@ -10,10 +10,21 @@ from scipy.stats import spearmanr
 
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, with_interval
-from aligners.reports.report import Row, by_column, distinct, grouped, known, mean, values, where
+from aligners.reports.report import (
+    Row,
+    by_column,
+    distinct,
+    grouped,
+    known,
+    mean,
+    values,
+    where,
+)
 from aligners.reports.screen import SiteTable
 
-CODES = WORDS["codes"]  # what is sent by a code -> source, and whether it is the control task
+CODES = WORDS[
+    "codes"
+]  # what is sent by a code -> source, and whether it is the control task
 FEWEST_RANKED = 3  # sites, of which a rank correlation is said
 
 
@@ -46,14 +57,14 @@ def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
         read = known(where(codes, **CODES["model"]), "site")
         best = max(read, key=itemgetter("compression"))
         text = f"{model}: {task}" if several else task
-        text += (
-            f": labels are compressed most at site {best['site']}, {best['compression']:.2f} times"
-        )
+        text += f": labels are compressed most at site {best['site']}, {best['compression']:.2f} times"
         for row in where(codes, **CODES["control task"], site=best["site"]):
             text += f" (control task {row['compression']:.2f})"
         knowing = f"a code that knows only their frequencies compresses {_by_frequencies(codes):.2f} times"
         said.append(f"{text}; {knowing}.")
-        said += _orders(read, where(scores, model=model, task=task, source="model"), task)
+        said += _orders(
+            read, where(scores, model=model, task=task, source="model"), task
+        )
     return said
 
 
@@ -119,7 +130,9 @@ def _compressions(axis: Axes, rows: Sequence[Row], title: str) -> None:
     sites = sites_read(rows)
     for place, (name, kind) in enumerate(CODES.items()):
         here = by_column(where(rows, **kind), "site")
-        look = drawing.line_look(place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
+        look = drawing.line_look(
+            place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS
+        )
         line = (name, look, list(map(here.get, sites)))
         drawing.lines_by_site(axis, [line], "compression")
     look = {"label": "by frequencies", "color": "0.6", "linestyle": ":", "zorder": 0}
@@ -138,8 +151,13 @@ def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
         for share, line in shares:
             across.append(100 * share)
             losses.append(mean(line, "bits_a_target"))
-        look = drawing.line_look(place, place + 3, "-") | {"markersize": 3, "linewidth": 1}
-        look["color"] = mpl.colormaps["viridis"](0.9 * place / len(sites))  # brighter when deeper
+        look = drawing.line_look(place, place + 3, "-") | {
+            "markersize": 3,
+            "linewidth": 1,
+        }
+        look["color"] = mpl.colormaps["viridis"](
+            0.9 * place / len(sites)
+        )  # brighter when deeper
         name = "mix" if site is None else f"site {site}"
         axis.plot(across, losses, label=name, **look)
     axis.set_xscale("log")

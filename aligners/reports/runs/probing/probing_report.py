@@ -11,7 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, counted, in_words, with_interval, with_short_names
+from aligners.reports.names import (
+    WORDS,
+    counted,
+    in_words,
+    with_interval,
+    with_short_names,
+)
 from aligners.reports.report import (
     Report,
     Row,
@@ -38,7 +44,10 @@ MOST_ABREAST = 3
 MOST_SCORES = 2  # in the first sentences
 KINDS = ("trained", "untrained", "control task")
 DASHES = ("-", "--", ":")  # of their lines
-WIDTH, LETTERS = 0.62, 9  # inches a word takes, and letters of a note that this has room for
+WIDTH, LETTERS = (
+    0.62,
+    9,
+)  # inches a word takes, and letters of a note that this has room for
 RIGHT = drawing.COLOURS[2]
 WRONG = drawing.COLOURS[1]
 
@@ -63,11 +72,15 @@ def report(
     """
     shown = with_short_names(rows)
     codes = with_short_names(codelengths)
-    figures: dict[str, Callable[[], Figure]] = {"probing": partial(layers_figure, shown)}
+    figures: dict[str, Callable[[], Figure]] = {
+        "probing": partial(layers_figure, shown)
+    }
     if trees:
         figures["probing_trees"] = partial(trees_figure, with_short_names(trees))
     if codelengths:
-        figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
+        figures["probing_codes"] = partial(
+            codes_figure, codes, with_short_names(portions)
+        )
     screen = [_table(line, model) for model, line in grouped(shown, "model").items()]
     findings = _what_was_read(meta) + unfinished(meta)
     best = _best_scores(shown)
@@ -76,7 +89,12 @@ def report(
         "probing",
         meta,
         rows,
-        {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions},
+        {
+            "mixes": mixes,
+            "trees": trees,
+            "codelengths": codelengths,
+            "portions": portions,
+        },
         figures=figures,
         screen=screen + codes_tables(codes),
         lead=lead(shown, best),
@@ -286,7 +304,9 @@ def _table(rows: Sequence[Row], model: str) -> SiteTable:
         baseline = _baseline(line)
         ranks = _ranks(line)
         for rank in ranks:
-            for name, kind, column, cells in _lines(where(_of_states(line), rank=rank), sites):
+            for name, kind, column, cells in _lines(
+                where(_of_states(line), rank=rank), sites
+            ):
                 heading = f"{name}, rank {rank}" if len(ranks) > 1 else name
                 texts = [_percent(baseline, column) if kind == 0 else ""]
                 texts += [_percent(row, column) for row in cells]
@@ -308,10 +328,14 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
     for axis, (task, column, name) in zip(axes, shown, strict=True):
         line = where(rows, task=task)
         for drawn in (column, "control") if column == "score" else (column,):
-            drawing.lines_by_site(axis, _drawn(line, distinct(rows, "model"), drawn), drawn, 100)
+            drawing.lines_by_site(
+                axis, _drawn(line, distinct(rows, "model"), drawn), drawn, 100
+            )
         least = _baseline(line)[column]
         if least is not None:
-            axis.axhline(100 * least, label="baseline", color="0.6", linestyle=":", zorder=0)
+            axis.axhline(
+                100 * least, label="baseline", color="0.6", linestyle=":", zorder=0
+            )
         sites = sites_read(_of_states(line))
         drawing.name_sites(axis, f"{task}: {name}", map(word_of_site, sites))
     drawing.dress(figure, axes, "site (layer)", "score, in hundredths")
@@ -334,7 +358,9 @@ def _drawn(
             colour = line.kind
             if len(models) > 1:
                 name, colour = f"{model}, {name}", place
-            look = drawing.line_look(colour, line.kind, DASHES[line.kind], drawing.MODEL_COLOURS)
+            look = drawing.line_look(
+                colour, line.kind, DASHES[line.kind], drawing.MODEL_COLOURS
+            )
             drawn.append((name, look, line.cells))
     return drawn
 
@@ -371,12 +397,16 @@ def _tree(axis: Axes, row: Row) -> None:
     axis.set_axis_off()
 
 
-def _arcs(axis: Axes, edges: Iterable[tuple[int, int]], height: float, **look: object) -> None:
+def _arcs(
+    axis: Axes, edges: Iterable[tuple[int, int]], height: float, **look: object
+) -> None:
     """Draw edges between words as arcs."""
     options: drawing.Look = dict(look)
     for first, last in edges:
         far = last - first
-        axis.add_patch(Arc(((first + last) / 2, height), far, 1.1 * far**0.8, **options))
+        axis.add_patch(
+            Arc(((first + last) / 2, height), far, 1.1 * far**0.8, **options)
+        )
 
 
 def _edges(written: str) -> set[tuple[int, int]]:

@@ -35,7 +35,10 @@ from aligners.reports.report import (
 from aligners.reports.screen import SiteTable
 
 SCORES: dict[str, Look] = LOOKS["carrying"]
-SIDES = {"": "carried", "stale_": "stale"}  # what columns begin with -> how the new model is read
+SIDES = {
+    "": "carried",
+    "stale_": "stale",
+}  # what columns begin with -> how the new model is read
 MOST_NAMED = 4  # artefacts of one verdict that the first sentences name
 PLACES = ".3f"  # of scores
 HELD_OUT = "labelled held-out texts"  # of whose scores there are forecasts, too
@@ -107,7 +110,9 @@ def lead(rows: Sequence[Row], scores: Sequence[Row]) -> str:
     if count == 1:
         carried = f"An artefact of {first['model_x']} was"
     texts = f"{plain_number(first['n_fitted'])} texts without labels"
-    said = f"{carried} carried to {first['model_y']} by maps that were fitted on {texts}."
+    said = (
+        f"{carried} carried to {first['model_y']} by maps that were fitted on {texts}."
+    )
     for verdict, line in grouped(rows, "verdict").items():
         named = "; ".join(map(_fate, line[:MOST_NAMED]))
         if len(line) > MOST_NAMED:
@@ -133,7 +138,9 @@ def _fate(row: Row) -> str:
 
 def _against_labels(rows: Sequence[Row], scores: Sequence[Row]) -> str:
     """The true scores: of one artefact with intervals, of several their means."""
-    scored = [name for name in distinct(rows, "artefact") if where(scores, artefact=name)]
+    scored = [
+        name for name in distinct(rows, "artefact") if where(scores, artefact=name)
+    ]
     words = {"native": "on the old model", "stale": "as they are"}
     if len(scored) == 1:
         words["stale"] = "as it is"
@@ -186,7 +193,9 @@ def _forecasts(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
     far = list(map(abs, errors))
     off = f"Forecasts of carried scores are off by {fmean(far):.3f} on average, at most {max(far):.3f}"
     if len(far) == 1:
-        off = f"The forecast of the carried score is {errors[0]:+z.3f} from the true one"
+        off = (
+            f"The forecast of the carried score is {errors[0]:+z.3f} from the true one"
+        )
     if any(row.get("own_score_of") == HELD_OUT for row in rows):
         off += "; both are of the same held-out texts"
     return [f"{off}."]
@@ -220,7 +229,9 @@ def artefact_card(row: Row, scores: Sequence[Row], meta: Row, *, through: bool) 
         own = fixed(row["own_score"], PLACES)
         told = f"Forecast: AUROC {expected}, from the {own} that {row['own_score_of']} gave on {row['model_x']}"
         if forecast(row, "stale_") is not None:
-            told += f"; {in_words(row, 'stale_predicted', PLACES)} if it is left as it is"
+            told += (
+                f"; {in_words(row, 'stale_predicted', PLACES)} if it is left as it is"
+            )
         said.append(f"{told}.")
     for score in known(scores, "auroc"):
         texts = f"the labels of {score['n_texts']} texts, {score['condition']}"
@@ -236,7 +247,9 @@ def artefact_card(row: Row, scores: Sequence[Row], meta: Row, *, through: bool) 
             "read them by."
         )
     if row["kind"] == "dictionary":
-        said.append("The encoder was pulled back through the map, the decoder pushed forward.")
+        said.append(
+            "The encoder was pulled back through the map, the decoder pushed forward."
+        )
     card = (
         f"# {row['artefact']}\n\n"
         f"A {row['kind']} that reads {row['model_y']} at site {row['site_y']}, rows: {row['rows']}. It was carried, "
@@ -281,7 +294,9 @@ def _scores(rows: Sequence[Row], scores: Sequence[Row]) -> SiteTable:
         cells = []
         for column in ("auroc", "accuracy"):
             for condition in SCORES:
-                cells.append(with_interval(conditions.get(condition, {}), column, PLACES))
+                cells.append(
+                    with_interval(conditions.get(condition, {}), column, PLACES)
+                )
         if conditions:
             table.add_row(name, *cells)
     return table
@@ -319,7 +334,9 @@ def figure(rows: Sequence[Row], scores: Sequence[Row]) -> Figure:
     for axis, title in zip(axes, titles, strict=False):
         axis.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
         axis.set_title(title, fontsize=9)
-    axes[0].set_yticks(range(len(rows)), [f"{row['artefact']}\n{row['verdict']}" for row in rows])
+    axes[0].set_yticks(
+        range(len(rows)), [f"{row['artefact']}\n{row['verdict']}" for row in rows]
+    )
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     dress(drawn, axes, "AUROC", "", route_name(rows[0]))
     return drawn
@@ -331,13 +348,19 @@ def _beside_labels(axis: Axes, row: Row, scores: Sequence[Row], place: int) -> N
     for side, name in SIDES.items():
         if forecast(row, side) is not None:
             look = {**SCORES[name], **hollow}
-            _point(axis, row, f"{side}predicted", place + 0.12, f"forecast, {name}", look)
+            _point(
+                axis, row, f"{side}predicted", place + 0.12, f"forecast, {name}", look
+            )
     for condition, look in SCORES.items():
         for score in where(scores, condition=condition):
-            _point(axis, score, "auroc", place - 0.12, condition, {**look, "markersize": 5})
+            _point(
+                axis, score, "auroc", place - 0.12, condition, {**look, "markersize": 5}
+            )
 
 
-def _point(axis: Axes, row: Row, column: str, place: float, name: str, look: Look) -> None:
+def _point(
+    axis: Axes, row: Row, column: str, place: float, name: str, look: Look
+) -> None:
     """Draw a value with its interval."""
     value = row[column]
     low = row[f"{column}_low"]

@@ -34,16 +34,26 @@ WHAT = WORDS["comparison"]
 NAMES = WHAT["maps"]
 PANELS = WHAT["panels"]
 QUANTITIES = WHAT["quantities"]
-ON_WHAT = WHAT["on_what"]  # a table of what differs -> its title, and its columns of words
-LOOKS = {"identity": "mlp", "rotation": "procrustes"}  # of maps that look alike in every figure
+ON_WHAT = WHAT[
+    "on_what"
+]  # a table of what differs -> its title, and its columns of words
+LOOKS = {
+    "identity": "mlp",
+    "rotation": "procrustes",
+}  # of maps that look alike in every figure
 AFTER = {  # a map
     "identity": "as they are",
     "permutation": "after one permutation of their features",
     "rotation": "after a rotation",
     "linear": "after a linear map",
 }
-OFTEN, MOST_TYPES = 2, 3  # times the mean of a row, above which a type is named, and how many are
-NO_WEIGHTS = "Weights are not compared: the architectures differ, or some are quantised."
+OFTEN, MOST_TYPES = (
+    2,
+    3,
+)  # times the mean of a row, above which a type is named, and how many are
+NO_WEIGHTS = (
+    "Weights are not compared: the architectures differ, or some are quantised."
+)
 LOWEST = 1e-16  # of the figure: nothing that float32 leaves is below
 
 
@@ -72,7 +82,12 @@ def report(
         directions: of what differs.
     """
     shown = with_short_names(rows)
-    differing = {"types": types, "tokens": tokens, "texts": texts, "directions": directions}
+    differing = {
+        "types": types,
+        "tokens": tokens,
+        "texts": texts,
+        "directions": directions,
+    }
     screen = [_sites(shown), *map(_answers, function)]
     if weights:
         screen.append(_weights(weights))
@@ -93,7 +108,9 @@ def report(
 # ---------------------------------------------------------------------- what is said
 
 
-def lead(meta: Row, rows: Sequence[Row], function: Sequence[Row], types: Sequence[Row]) -> str:
+def lead(
+    meta: Row, rows: Sequence[Row], function: Sequence[Row], types: Sequence[Row]
+) -> str:
     """Say what has changed, and whether the answers have.
 
     Args:
@@ -158,7 +175,9 @@ def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
     told = f"The model has changed from {place} on"
     if most != first:
         told += f", most at the output of block {most}"
-    named = [quoted(row["type"]) for row in where(types, site=most) if row["times"] > OFTEN]
+    named = [
+        quoted(row["type"]) for row in where(types, site=most) if row["times"] > OFTEN
+    ]
     if named:
         told += f", most on tokens such as {', '.join(named[:MOST_TYPES])}"
     worst = where(rows, method=map_, site_y=most)[0]
@@ -239,7 +258,9 @@ def _on_weights(meta: Row) -> str:
     elif verdict["kind"] == "changed" and verdict["map"] == "identity":
         said += " They also see what these texts do not excite, and would see other coordinates as changes."
     elif verdict["kind"] == "changed":
-        said += " They cannot tell the change from the other coordinates; the states can."
+        said += (
+            " They cannot tell the change from the other coordinates; the states can."
+        )
     return said
 
 
@@ -247,7 +268,9 @@ def _on_weights(meta: Row) -> str:
 
 
 def _sites(rows: Sequence[Row]) -> SiteTable:
-    title = "FVU: share of the new states' variance that the old states leave unexplained"
+    title = (
+        "FVU: share of the new states' variance that the old states leave unexplained"
+    )
     sites = site_names(site_pairs(rows))
     table = SiteTable(title, ["old states"], [], {"site": sites})
     explained: dict[tuple[str, ...], list[str]] = {}
@@ -272,7 +295,9 @@ def _answers(row: Row) -> SiteTable:
         if name in row:
             low = four_digits(row[f"{name}_low"])
             high = four_digits(row[f"{name}_high"])
-            table.add_row(words or row["measure"], four_digits(row[name]), f"[{low}, {high}]")
+            table.add_row(
+                words or row["measure"], four_digits(row[name]), f"[{low}, {high}]"
+            )
     table.add_row("rounding explains", four_digits(row["tolerance"]), style="dim")
     return table
 
@@ -280,7 +305,9 @@ def _answers(row: Row) -> SiteTable:
 def _weights(weights: Sequence[Row]) -> SiteTable:
     """The weight of each block that differs most, in units of its tolerance."""
     title = "Weights: relative difference of the one in each block that differs most"
-    table = SiteTable(title, ["block", "weight"], ["difference", "rounding explains"], {})
+    table = SiteTable(
+        title, ["block", "weight"], ["difference", "rounding explains"], {}
+    )
     for block, line in sorted(grouped(weights, "block").items()):
         row = max(line, key=lambda row: row["difference"] / row["tolerance"])
         cells = four_digits(row["difference"]), four_digits(row["tolerance"])
@@ -322,7 +349,9 @@ def _figure(rows: Sequence[Row]) -> Figure:
     for axis, column in zip(axes, columns, strict=True):
         if column == "fvu":
             band = values(where(rows, method=next(iter(methods))), "tolerance")
-            axis.fill_between(across, LOWEST, band, color="0.88", label="rounding explains")
+            axis.fill_between(
+                across, LOWEST, band, color="0.88", label="rounding explains"
+            )
         for name in reversed(methods):  # as they are on top
             look = looks[LOOKS.get(name, name)]
             heights = numbers(methods[name], column)

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from itertools import product
 
-from aligners.reports.names import aligned, route_name, site_names, site_of, span, with_short_names
+from aligners.reports.names import (
+    aligned,
+    route_name,
+    site_names,
+    site_of,
+    span,
+    with_short_names,
+)
 from aligners.reports.report import Row, by_sites, grouped, known, site_pairs, where
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 
@@ -26,7 +33,9 @@ def generation_words(rows: Sequence[Row]) -> list[str]:
         parts = []
         for name, line in grouped(known(panel, "site_x"), "method").items():
             perplexity = span(line, "perplexity", ".2f")
-            parts.append(f"{name} {span(line, 'agreement', '.1%')} (perplexity {perplexity})")
+            parts.append(
+                f"{name} {span(line, 'agreement', '.1%')} (perplexity {perplexity})"
+            )
         if parts:
             same = f"With states of {x} in place the same token stands at:"
             said[-1] += f" {same} {', '.join(parts)}."

@@ -8,7 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, aligned, fixed, in_words, span, with_short_names
+from aligners.reports.names import (
+    WORDS,
+    aligned,
+    fixed,
+    in_words,
+    span,
+    with_short_names,
+)
 from aligners.reports.report import (
     Report,
     Row,
@@ -121,7 +128,9 @@ def lead(rows: Sequence[Row], equal: Sequence[Row]) -> str:
 def _shares(equal: Sequence[Row]) -> list[str]:
     """What share of the native effect each carried direction has, where that is more than chance."""
     said = []
-    for (effect, site), line in grouped(_at_middle_cost(equal), "effect", "site").items():
+    for (effect, site), line in grouped(
+        _at_middle_cost(equal), "effect", "site"
+    ).items():
         words = WORDS["steering"][effect]
         native = where(line, role="native")
         if native and _by_chance(native[0], where(line, role="random")):
@@ -132,7 +141,9 @@ def _shares(equal: Sequence[Row]) -> list[str]:
             continue
         for row in known(where(line, role="carried"), "share"):
             share = f"{in_words(row, 'share', '.0%')} of the native effect ({words})"
-            said.append(f"{row['method']} at site {site} has {share} at KL {row['kl']:g}.")
+            said.append(
+                f"{row['method']} at site {site} has {share} at KL {row['kl']:g}."
+            )
     return said
 
 
