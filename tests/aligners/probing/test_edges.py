@@ -142,7 +142,7 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
         if not variant.control:
             assert whole[a].tolist() == [known[a, 0], known[a, 1] + len(new), known[a, 2] + len(new), known[a, 3]]
     least = majority(labels, targets).sum(1)[0]
-    assert least[0] == labels.sets[0][1]
+    assert least[0] == labels.sets[0][1] == max(count for _, count in labels.sets)
     assert least[1] == least[2] == len(targets)
 
 
@@ -198,3 +198,14 @@ def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     weights = torch.stack([bank.readings.weights()[1] for bank in banks]).mean(0)
     assert mixed["centre_of_gravity"] == pytest.approx(float(weights[1]))
     assert single["centre_of_gravity"] is None
+
+
+def test_labels_are_ordered_by_how_often_fitting_has_them() -> None:
+    words = drawn_words()
+    given = ["b", "a", "c", "a", "c", "c"]
+    labelled = []
+    for own, label in zip(words.sentences, given, strict=True):
+        labelled.append(replace(own, targets=(Target("frequent", (0, 1), labels=(label,)),)))
+    labels = Labels.of("frequent", labelled)
+    assert labels.names == ("c", "a", "b")
+    assert labels.sets == ((("c",), 3), (("a",), 2), (("b",), 1))

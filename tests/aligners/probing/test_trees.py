@@ -120,6 +120,9 @@ def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
     assert found.spearman.min() > 1 - 1e-12
     flat = ((b, own.double().numpy()[None]) for b, own in trees.depths.items())
     assert tree_scores("depth", flat, words.sentences, trees).hits.tolist() == [[1, 1]]
+    lowest = trees.depths[0].double().numpy()[None].copy()
+    lowest[0, leaf] = -1  # punctuation is never taken for the root
+    assert tree_scores("depth", [(0, lowest)], [marked], trees).hits.tolist() == [[1]]
     # the caption of a drawn tree counts the edges that UUAS counts
     words = replace(words, sentences=[marked, words.sentences[1]])
     (row,) = drawn_trees(fresh_bank(DistanceProbes, VARIANTS[:1], words, 0), words, 1, "m")
