@@ -40,9 +40,12 @@ def test_equal_rows_and_wide_distributions_have_no_far_rows() -> None:
     draw = torch.Generator().manual_seed(0)
     equal = torch.randn(1, 1, 16, generator=draw).repeat(1, 50, 1)
     assert not far_rows(equal + 1e-7 * torch.randn(1, 50, 16, generator=draw)).any()
-    halves = torch.randn(1, 60, 16, generator=draw)
-    halves[:, :25] += 100  # two fifths of all: no exceptions
-    assert not far_rows(halves).any()
+    for off in (12, 100):  # some seven median distances, and many more
+        halves = torch.randn(1, 60, 16, generator=draw)
+        halves[:, :25] += off  # two fifths of all: no exceptions
+        assert not far_rows(halves).any()
+        halves[:, 1:25] -= off
+        assert far_rows(halves).nonzero().flatten().tolist() == [0]
 
 
 def test_sublayers_may_vary_more() -> None:
