@@ -19,6 +19,7 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import hash_texts
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.saved_bank import load_bank, save_bank
+from aligners.injection.behaviour import own_answers
 from aligners.injection.stitching.stitching_training import LossWeights, Stitching
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.inn import INN
@@ -122,6 +123,27 @@ def test_a_loss_is_the_weighted_sum_of_its_parts(world: World) -> None:
     for part in (distillation, activation):  # nothing, of what changes nothing
         assert max(part[key].abs().max() for key in ("0_0.same", "1_1.same")) < 1e-6
         assert (part["0_1.same"] > 0.01).all()
+
+
+def test_the_task_loss_is_the_mean_over_texts(world: World) -> None:
+    own: dict[str, Tensor] = {}
+    stitched: dict[str, Tensor] = {}
+
+    class Watching(Stitching):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.no_grad():
+                for model in self.stream.frozen:
+                    own[model.name] = own_answers(model, batch).loss.mean()
+            super().training_step(batch, batch_idx)
+
+        def _watch(self, losses: Any, batch_idx: int) -> None:
+            stitched.update({route.target.name: loss for (route, _), loss in losses.items() if route.same})
+
+    trainer = quiet_trainer(max_steps=1, max_epochs=-1, limit_val_batches=0)
+    trainer.fit(Watching(IDENTITY, start_batches=2), datamodule=model_texts(world))
+    assert len(stitched) == 2
+    for name, losses in stitched.items():  # a model continues where it stopped
+        torch.testing.assert_close(losses, own[name].expand_as(losses))
 
 
 class Constant(AffineLayer):
