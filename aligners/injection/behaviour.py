@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -107,11 +107,9 @@ class ReadStates:
     def _at(self, model: FrozenModel, sites: list[int]) -> Tensor:
         held, rows = self._rows[model]
         # one by one: a list as index would have to be copied to the device, which waits for it
-        return (
-            rows
-            if sites == held
-            else torch.stack([rows[held.index(site)] for site in sites])
-        )
+        if sites == held:
+            return rows
+        return torch.stack([rows[held.index(site)] for site in sites])
 
 
 def read_all(
@@ -130,15 +128,13 @@ def read_all(
         wanted.setdefault(route.source, set()).update(i for i, _ in route.pairs)
         if targets:
             wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
-    sites, stored = (
-        {model: sorted(at) for model, at in wanted.items()},
-        batch.texts.stored,
-    )
-    rows = {
-        m: read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m))
-        for m, at in sites.items()
-    }
-    return ReadStates({model: (sites[model], read) for model, read in rows.items()})
+    read: dict[FrozenModel, tuple[list[int], Tensor]] = {}
+    for model, at in wanted.items():
+        sites = sorted(at)
+        stored = batch.texts.stored.get(model)
+        rows = read_rows(model, batch.inputs, sites, batch.rows, component, stored)
+        read[model] = sites, rows
+    return ReadStates(read)
 
 
 @torch.no_grad()
@@ -155,10 +151,12 @@ def own_answers(target: FrozenModel, batch: TaskBatch) -> UnitAnswers:
 
 BEHAVIOUR = ["correct", "loss", "agree", "answer", "units"]
 BEHAVIOUR_COLUMNS = (
-    "accuracy", "accuracy_low", "accuracy_high", "score", "score_low", "score_high", "loss", "penalty", "penalty_low",
-    "penalty_high", "accuracy_penalty", "score_penalty", "perplexity", "bits_per_byte", "agreement",
+    *("accuracy", "accuracy_low", "accuracy_high"),
+    *("score", "score_low", "score_high"),
+    *("loss", "penalty", "penalty_low", "penalty_high"),
+    *("accuracy_penalty", "score_penalty", "perplexity", "bits_per_byte", "agreement"),
     "accuracy_source_pooler",
-)  # fmt: skip
+)
 # What stands beside the maps and needs no site, by what is asked: ceilings, then floors.
 OF_LABELS = (
     "native_x",
@@ -168,15 +166,13 @@ OF_LABELS = (
     "constant_label",
 )
 OF_TOKENS = ("native_x", "native_y", "unigram")
-DRAWS = {
-    "random_classifier": 20
-}  # heads: one of two classes answers like Y's own, or the opposite, by chance
+# heads: one of two classes answers like Y's own, or the opposite, by chance
+DRAWS = {"random_classifier": 20}
 BITS = math.log(2)
 
 
-Natives = dict[
-    FrozenModel, UnitAnswers
-]  # what each model that knows the task answers by itself
+# what each model that knows the task answers by itself
+Natives = dict[FrozenModel, UnitAnswers]
 
 
 class Behaviour:
@@ -201,20 +197,23 @@ class Behaviour:
         *,
         source_pooler: bool = False,
     ) -> None:
-        self.route, self.asked, self.whole, self.seed = route, asked, tuple(whole), seed
+        self.route = route
+        self.asked = asked
+        self.whole = tuple(whole)
+        self.seed = seed
         self._random = asked.random
+        self.source_pooler: dict[str, Any] = {}
+        self.scored = list(BEHAVIOUR)
         ends = route.source, route.target
         alike = len({(model.width, *pooler_of(model.model)) for model in ends}) == 1
-        self.source_pooler = (
-            pooler_of(route.source.model) if source_pooler and alike else {}
-        )
-        self.scored = [*BEHAVIOUR, *(["pooled"] if self.source_pooler else [])]
-        # one added to each, so that no token is impossible
-        self._unigrams = (
-            None
-            if token_counts is None
-            else ((token_counts + 1) / (token_counts + 1).sum()).log()
-        )
+        if source_pooler and alike:
+            self.source_pooler = pooler_of(route.source.model)
+        if self.source_pooler:
+            self.scored.append("pooled")
+        self._unigrams: Tensor | None = None
+        if token_counts is not None:
+            counts = token_counts + 1  # so that no token is impossible
+            self._unigrams = (counts / counts.sum()).log()
 
     def injected(
         self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers
@@ -227,48 +226,38 @@ class Behaviour:
             own: what Y answers by itself.
         """
         sums = self._sums(bank_answers(self.route, batch, mapped), batch, own)
-        return sums | (
-            {"pooled": self._through_source_pooler(batch, mapped)}
-            if self.source_pooler
-            else {}
-        )
+        if self.source_pooler:
+            sums["pooled"] = self._through_source_pooler(batch, mapped)
+        return sums
 
     def _through_source_pooler(self, batch: TaskBatch, mapped: Tensor) -> Tensor:
         """Which texts Y's classifier has right if X's pooler reads the mapped rows, (S, B); NaN below the top."""
-        target, right = (
-            self.route.target,
-            mapped.new_full((len(mapped), batch.targets.texts), torch.nan),
-        )
+        target = self.route.target
+        right = mapped.new_full((len(mapped), batch.targets.texts), torch.nan)
         with with_head(target.model, self.source_pooler):
-            for place in [
-                place
-                for place, (_, site) in enumerate(self.route.pairs)
-                if site == target.depth
-            ]:
-                logits = stitched_logits(
-                    target, batch.inputs, target.depth, batch.rows, mapped[place]
-                )
+            for place, (_, site) in enumerate(self.route.pairs):
+                if site != target.depth:
+                    continue
+                rows = mapped[place]
+                logits = stitched_logits(target, batch.inputs, site, batch.rows, rows)
                 answers = batch_answers(logits, batch.targets, target.class_map)
                 right[place] = per_text_sums(answers.correct, batch.targets)
         return right
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
         """What is answered without any map: quantity -> (answers, 1, B), several of what is drawn: see `DRAWS`."""
-        answers = (
-            answer
-            for name in self.whole
-            for answer in (
-                self._fresh_heads(batch)
-                if name in DRAWS
-                else [self._answers(name, batch, natives)]
-            )
-        )
-        return {
-            name: sums[:, None]
-            for name, sums in self._sums(
-                answers, batch, natives[self.route.target]
-            ).items()
-        }
+        answers = self._without_sites(batch, natives)
+        sums = self._sums(answers, batch, natives[self.route.target])
+        return {name: values[:, None] for name, values in sums.items()}
+
+    def _without_sites(
+        self, batch: TaskBatch, natives: Natives
+    ) -> Iterator[UnitAnswers]:
+        for name in self.whole:
+            if name in DRAWS:
+                yield from self._fresh_heads(batch)
+            else:
+                yield self._answers(name, batch, natives)
 
     def _sums(
         self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers
@@ -276,43 +265,34 @@ class Behaviour:
         """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
         results: list[dict[str, Tensor]] = []
         for given in each:
-            units = {
-                "correct": given.correct,
-                "loss": given.loss,
-                "units": torch.ones_like(given.loss),
-            }
-            units["agree"] = (
-                given.correct
-                if self.asked.regression
-                else agreement(given.answer, own.answer)
-            )
+            agree = given.correct
+            if not self.asked.regression:
+                agree = agreement(given.answer, own.answer)
             sums = {
-                name: per_text_sums(values, batch.targets)
-                for name, values in units.items()
+                "correct": per_text_sums(given.correct, batch.targets),
+                "loss": per_text_sums(given.loss, batch.targets),
+                "units": per_text_sums(torch.ones_like(given.loss), batch.targets),
+                "agree": per_text_sums(agree, batch.targets),
             }
-            of_texts = (
-                self.asked.unit == "text"
-            )  # of many tokens there is no one answer
-            sums["answer"] = (
-                given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
-            )
+            sums["answer"] = torch.full_like(sums["loss"], torch.nan)
+            if self.asked.unit == "text":  # of many tokens there is no one answer
+                sums["answer"] = given.answer
             results.append(sums)
-        return {
-            name: torch.stack([sums[name] for sums in results]) for name in BEHAVIOUR
-        }
+        table = {}
+        for name in BEHAVIOUR:
+            table[name] = torch.stack([sums[name] for sums in results])
+        return table
 
     def _fresh_heads(self, batch: TaskBatch) -> Iterator[UnitAnswers]:
         """The answers of freshly drawn heads to Y's own last states."""
         target = self.route.target
         (states,) = target.front(batch.inputs, [target.depth])
-        for draw in range(DRAWS["random_classifier"]):
-            with target.fresh_head(
-                DRAWS["random_classifier"] * self.seed + draw
-            ):  # others for every seed
+        draws = DRAWS["random_classifier"]
+        class_map = one_after_another(target.class_map)
+        for draw in range(draws):
+            with target.fresh_head(draws * self.seed + draw):  # others for every seed
                 logits = target.tail(batch.inputs, target.depth, states)
-            yield batch_answers(
-                logits, batch.targets, one_after_another(target.class_map)
-            )
+            yield batch_answers(logits, batch.targets, class_map)
 
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
         """The answers of a method that needs no site."""
