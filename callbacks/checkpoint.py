@@ -189,7 +189,6 @@ class SaveAligners(_Save):
         folder: where to write; default: beside the run's other files.
         every_n_minutes: how often `last.ckpt` is renewed, and while moments are read. It is also written when the run
             is stopped by Ctrl-C or SIGTERM.
-        every_n_epochs: renew it after every so many epochs, too. Default: never.
         at_end: whether it is written once more when training has ended, so that a longer one can go on from it.
     """
 
@@ -197,21 +196,10 @@ class SaveAligners(_Save):
         self,
         folder: Path | None = None,
         every_n_minutes: float = 10.0,
-        every_n_epochs: int | None = None,
         at_end: bool = True,
     ) -> None:
         super().__init__(folder, every_n_minutes)
-        check_range(least=1, every_n_epochs=every_n_epochs)
-        self.every_n_epochs = every_n_epochs
         self.at_end = at_end
-
-    def on_train_epoch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
-        """Renew `last.ckpt` after so many epochs."""
-        every = self.every_n_epochs
-        if every is not None and (trainer.current_epoch + 1) % every == 0:
-            self._save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt` once there were steps."""

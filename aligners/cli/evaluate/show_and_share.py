@@ -47,7 +47,6 @@ def share(
     models: list[str] | None = None,
     license: str | None = None,
     push: str | None = None,
-    private: bool = True,
 ) -> None:
     """Write what a finished run has trained to a folder that others can load.
 
@@ -67,8 +66,7 @@ def share(
             the end of its path.
         models: Declare it for these models, though it was trained on others. Config and card then say so.
         license: As the Hub names it, such as mit.
-        push: Upload it under this name, OWNER/NAME, as well.
-        private: Whether an uploaded one is for its owner alone.
+        push: Upload it under this name, OWNER/NAME, as well, for its owner alone; its page on the Hub makes it public.
     """
     check_new_folder(folder, "folder")
     if push is not None and not is_hub_name(push):
@@ -83,7 +81,7 @@ def share(
     tell(f"Saved {folder}: its card is {folder / 'README.md'}")
     if push is not None:
         try:
-            place = shared.push_to_hub(push, private=private)
+            place = shared.push_to_hub(push, private=True)
         except Exception as error:  # the Hub's own, and those of the network
             raise UserError(
                 f"{folder} is written, but it cannot be uploaded as {push}: {error}. `hf auth login` "

@@ -113,9 +113,9 @@ def test_options_of_a_later_version_are_named() -> None:
 
 
 def test_a_saving_callback_keeps_the_folder_that_the_user_named() -> None:
-    free = SaveAligners(every_n_epochs=3)
+    free = SaveAligners(at_end=False)
     inside = free.inside(Path("run"))
-    assert (free.folder, inside.folder, inside.every_n_epochs) == (None, Path("run"), 3)
+    assert (free.folder, inside.folder, inside.at_end) == (None, Path("run"), False)
     assert SaveAligners(Path("mine")).inside(Path("run")).folder == Path("mine")
 
 

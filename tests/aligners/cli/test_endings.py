@@ -228,7 +228,7 @@ def test_the_ranks_that_lightning_has_started_end_with_the_first(world: World, t
 @pytest.mark.slow
 def test_ctrl_c_prints_the_command_that_resumes_a_fit(world: World, tmp_path: Path) -> None:
     words = [*fit_options(world, trainer__max_epochs=100000), "--model.aligners={mlp: MLP}"]
-    words.append("--checkpoint.every_n_epochs=1")
+    words.append("--checkpoint.every_n_minutes=1e-9")
     running = Started(tmp_path, "train", *words, "--run", "my run")
     running.wait_until((tmp_path / "my run" / "last.ckpt").is_file)
     running.signal(signal.SIGINT)

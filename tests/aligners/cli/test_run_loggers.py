@@ -118,7 +118,7 @@ def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) ->
 def test_a_killed_run_goes_on_as_the_same_run_at_wandb(world: World, tmp_path: Path) -> None:
     mlp = "--model.aligners={mlp: {class_path: MLP, init_args: {hidden: [8]}}}"
     words = ["fit", *of_the_world(world), mlp]
-    endless = [*words, "--trainer.max_epochs=1000000", "--checkpoint.every_n_epochs=1"]
+    endless = [*words, "--trainer.max_epochs=1000000", "--checkpoint.every_n_minutes=1e-9"]
     killed = Started(tmp_path, "train", *endless, "--run=first")
     killed.wait_until(Path("first/last.ckpt").is_file)
     killed.signal(signal.SIGKILL)

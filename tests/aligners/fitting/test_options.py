@@ -8,7 +8,6 @@ import pytest
 from tests.tiny import tiny_model
 
 from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.checkpoint import SaveAligners
 from aligners.errors import UserError, check_known, check_range
 from aligners.finetuning.classifier_training import FinetuningRecipe
 from aligners.finetuning.jobs import Variant, parse_variants
@@ -32,7 +31,6 @@ from aligners.maps.mlp import MLP
         (lambda: Alignment(rows=0), "`rows`.*0"),
         (lambda: Alignment(most_steps=0), "`most_steps`.*0"),
         (lambda: BestPerSite(patience=0), "`patience`.*0"),
-        (lambda: SaveAligners(every_n_epochs=0), "`every_n_epochs`.*0"),
         (lambda: UniverseAlignment(MLP).network(1, [8]), "bijective `network`, but MLP is not"),
         (lambda: InjectionEvaluation([], ["pls"]), r"`closed_form` out of linear, ridge, .*cca.*got pls"),
         (lambda: InjectionEvaluation([]), r"Expected a checkpoint of `train\.py fit`"),

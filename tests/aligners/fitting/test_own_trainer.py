@@ -139,9 +139,8 @@ def test_own_trainer_stitches_the_layers_of_the_command(world: World, tmp_path: 
     monkeypatch.setattr(Stitching, "usual_steps", 6)
     every = ["--trainer.val_check_interval", "2", "--trainer.max_steps", "6"]
     models = ["--data.models", f"[{world.model_x}, {world.model_y}]", "--data.sites", "[2]", "--data.max_length", "60"]
-    options = ["--model.routes", "forward", "--model.start_batches", "4"]
-    theirs = run_command(tmp_path / "run", world, "stitch", *models, *every, *options)
-    module = Stitching(routes="forward", start_batches=4)
+    theirs = run_command(tmp_path / "run", world, "stitch", *models, *every, "--model.routes", "forward")
+    module = Stitching(routes="forward")
     trainer = own_trainer(tmp_path, val_check_interval=2, check_val_every_n_epoch=None)
     trainer.fit(module, datamodule=model_texts(world, sites=[2]))
     assert trainer.global_step == 6
