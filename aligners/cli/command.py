@@ -46,6 +46,7 @@ _at_the_end: list[Callable[[], None]] = []
 Made = TypeVar("Made")
 # Arguments that nearly nobody changes: they are set from Python alone.
 FROM_PYTHON = (
+    *("revision", "revision_x", "revision_y", "revisions"),  # here NAME@REVISION
     "cache",  # the command line has the environment variable ALIGNERS_CACHE
     # training
     "min_delta",
@@ -171,6 +172,22 @@ class Command:
                 pl.Trainer, "trainer", instantiate=False, sub_configs=True
             )
             parser.set_defaults({"trainer.enable_checkpointing": False})
+
+
+def with_named_revisions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's data options with its models as NAME@REVISION, as a command line has them."""
+    options = dict(config)
+    for model in ("model", "model_x", "model_y"):
+        revision = options.pop(model.replace("model", "revision"), None)
+        if revision is not None:
+            options[model] = f"{options[model]}@{revision}"
+    revisions = options.pop("revisions", None)
+    if revisions:
+        names = []
+        for name, revision in zip(options["models"], revisions, strict=False):
+            names.append(name if revision is None else f"{name}@{revision}")
+        options["models"] = names
+    return options
 
 
 @cache
@@ -320,9 +337,9 @@ class Run:
             ValueError: the checkpoint has options that this version does not know.
         """
         left_out = ("batch_size", *NOT_OF_FILES)  # the first affects nothing but speed
-        defaults = {
-            name: value for name, value in config.items() if name not in left_out
-        }
+        defaults = with_named_revisions(config)
+        for name in left_out:
+            defaults.pop(name, None)
         try:
             self.parser.set_defaults(
                 {f"data.{name}": value for name, value in flat(defaults).items()}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aligners.callbacks.checkpoint import save_maps
-from aligners.cli.command import Run
+from aligners.cli.command import Run, with_named_revisions
 from aligners.cli.train.fit import check_resumed, fits
 from aligners.datamodules.pairings import universe_states
 from aligners.datamodules.rows.sites import sites_of_each
@@ -111,7 +111,8 @@ def _add_members(run: Run, stored: StoredBank) -> None:
     Raises:
         ValueError: not one model is named, or one that is in the universe, or no site of it for one of the members'.
     """
-    members, data = stored.data_config["models"], run.options.data
+    members = with_named_revisions(stored.data_config)["models"]
+    data = run.options.data
     if len(data.models) != 1:
         raise UserError(
             f"Expected `data.models` to name the one model that joins, but got {data.models}."
@@ -120,10 +121,7 @@ def _add_members(run: Run, stored: StoredBank) -> None:
         raise UserError(
             f"Expected a model that is not in {stored.path}, but {data.models[0]} is in it already."
         )
-    revisions = data.revisions or [None]
     data.models = [*members, *data.models]
-    of_others = stored.data_config["revisions"] or [None] * len(members)
-    data.revisions = [*of_others, revisions[-1]]
     data.sites = _sites_of_all(data.sites, stored)
 
 

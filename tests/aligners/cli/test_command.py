@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.callbacks.progress_bar import ProgressBar
-from aligners.cli.command import Command, Run
+from aligners.cli.command import Command, Run, with_named_revisions
 from aligners.cli.folders import RANKS_SHARE
 from aligners.cli.options import TrainingOptions, check_machine
 from aligners.cli.table import train
@@ -105,6 +105,15 @@ def test_a_checkpoints_data_options_are_defaults_and_its_batch_size_is_not() -> 
         run.use_data_of(config)
         assert (run.options.data.batch_size, run.options.data.test_size) == (size, 5)
     assert config == {"batch_size": 99, "test_size": 5}  # as it was
+
+
+def test_a_checkpoints_revisions_are_part_of_the_names() -> None:
+    two = {"model_x": "a/b", "revision_x": "old", "model_y": "c/d", "revision_y": None, "seed": 3}
+    assert with_named_revisions(two) == {"model_x": "a/b@old", "model_y": "c/d", "seed": 3}
+    many = {"models": ["a/b", "c/d", "e/f"], "revisions": [None, "main", None]}
+    assert with_named_revisions(many) == {"models": ["a/b", "c/d@main", "e/f"]}
+    assert with_named_revisions({"models": [], "revisions": ["main"]}) == {"models": []}
+    assert with_named_revisions({"model": "a/b", "revision": "x"}) == {"model": "a/b@x"}
 
 
 def test_options_of_a_later_version_are_named() -> None:

@@ -151,6 +151,12 @@ def test_names_are_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("a.gguf", ".", {"gguf_file": "a.gguf"}),
     ):
         assert located(name, {"revision": "r"}) == (place, {"revision": "r", **inside})
+        of_name = "refs/pr/1" if place.startswith(("gpt2", "owner")) else "r"
+        if of_name != "r":
+            name += f"@{of_name}"
+        assert located(name, {"revision": "r"}) == (place, {"revision": of_name, **inside})
+    (tmp_path / "a@b").mkdir()
+    assert located("a@b", {"revision": None}) == ("a@b", {"revision": None})
 
 
 def test_shards_are_read(tmp_path: Path) -> None:
@@ -195,6 +201,8 @@ def test_revisions_folders_and_files_of_a_repository_are_read(hub: Path) -> None
         assert {key: frozen.identity()[key] for key in saved} == saved
         known.save()
         assert isinstance(load_frozen(name, revision=revision, known=known), SleepingModel)
+    assert load_frozen("owner/name@old").fingerprint == tiny_frozen(seed=1).fingerprint
+    assert load_frozen("owner/name/steps/10@main").fingerprint == tiny_frozen(seed=2).fingerprint
     assert load_frozen("owner/name/tiny.gguf").task == "causal"
     for name, revision in (("owner/name", "new"), ("owner/name/steps/11", None), ("owner/name/steps/10", "old")):
         with pytest.raises(UserError, match=rf"reached, but got '{name}'"):
