@@ -323,12 +323,14 @@ class Study:
             kind: work for kind, work in vars(self).items() if isinstance(work, Work)
         }
 
-    def wants(self, kind: str, stage: Stage, task: str) -> bool:
-        """Whether there are cells of this kind at a stage, on a task or on further texts."""
-        work = self.work().get(kind)
-        if work is None or stage not in (work.stages or self.stages):
-            return False
-        return task in (work.tasks or self.tasks) or task in self.further_texts(kind)
+    def wanted(self, stage: Stage, task: str) -> set[str]:
+        """The kinds of cells that there are at a stage, on a task or on further texts."""
+        kinds = set()
+        for kind, work in self.work().items():
+            tasks = [*(work.tasks or self.tasks), *self.further_texts(kind)]
+            if stage in (work.stages or self.stages) and task in tasks:
+                kinds.add(kind)
+        return kinds
 
     def further_texts(self, kind: str) -> dict[str, dict[str, Any]]:
         """The data options of the further texts of a kind of cells, by name."""
