@@ -38,18 +38,18 @@ class Kind:
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
-        rest = {
-            name: value for name, value in options.items() if name not in self.apart
-        }
+        rest = dict(options)
+        for name in self.apart:
+            rest.pop(name, None)
         data = dict(options.get("data", {}))
         for name in self.names:
             data.pop(name, None)
         return {**rest, "data": data}
 
 
-KINDS = {
-    kind: Kind(**about) for kind, about in table_beside(__file__, "kinds.yaml").items()
-}
+KINDS = {}
+for _name, _about in table_beside(__file__, "kinds.yaml").items():
+    KINDS[_name] = Kind(**_about)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ class Cell:
 
     def said(self) -> str:
         """What it is, in a few words."""
-        listed = " – ".join(model.name for model in self.models)
-        if len(self.models) > 3:
-            listed = f"{len(self.models)} models"
+        names = [model.name for model in self.models]
+        listed = " – ".join(names)
+        if len(names) > 3:
+            listed = f"{len(names)} models"
         return ", ".join(filter(None, [f"{self.kind} {listed}", self.task, self.stage]))
 
 
@@ -117,30 +118,29 @@ def naming(kind: str, models: Sequence[Instance]) -> Options:
     if names == PAIR:
         return dict(zip(PAIR, paths, strict=True))
     if "bases" in names:
-        tuned = [model.path for model in models if model.stage == "finetuned"]
-        return {"models": tuned, "bases": [path for path in paths if path not in tuned]}
+        tuned: list[str] = []
+        bases: list[str] = []
+        for model in models:
+            group = tuned if model.stage == "finetuned" else bases
+            group.append(model.path)
+        return {"models": tuned, "bases": bases}
     if "model" in names:
         return {"model": paths[0]}
     return {names[0]: paths}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
-    """Nested options, the second taking precedence; a `class_path`, or a text by another source, is replaced whole."""
+    """Nested options, the second taking precedence.
+
+    Options with a `class_path`, and those of a text with another `source`, are replaced as a whole.
+    """
     result = dict(first)
     for name, value in second.items():
         before: Any = result.get(name)
-        if _goes_into(value, before):
-            value = merged(before, value)
+        nested = isinstance(value, Mapping) and isinstance(before, Mapping)
+        if nested:
+            other_text = "source" in value and "source" in before
+            if "class_path" not in value and not other_text:
+                value = merged(before, value)
         result[name] = value
     return result
-
-
-def _goes_into(value: Any, before: Any) -> bool:
-    """Whether options are merged with those before, rather than put in their place."""
-    if (
-        not isinstance(value, Mapping)
-        or not isinstance(before, Mapping)
-        or "class_path" in value
-    ):
-        return False
-    return not ("source" in value and "source" in before)

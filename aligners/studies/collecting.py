@@ -1,7 +1,7 @@
 """One table of each kind, from the results of all cells."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,40 +17,37 @@ from aligners.studies.spec import Models
 from aligners.studies.study_folder import StudyFolder
 
 TABLES = "tables"
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 PART = 2**16  # rows in memory as they come
 GROUP = 2**4  # parts in a row group of Parquet: 2²⁰ rows
-# Of the similarities, which may be millions: columns that no report of a study shows; nor does one show other features.
-UNREAD = {
-    "cell",
-    "kind",
-    "label",
-    "low",
-    "high",
-    "null_high",
-    "ceiling",
-    "chance",
-    "n_rows",
-}
+# Columns of the similarities that no report of a study shows.
+UNREAD = {"cell", "kind", "label", "low", "high"}
+UNREAD |= {"null_high", "ceiling", "chance", "n_rows"}
 CELL_COLUMNS = {"cell": "id", "kind": "kind", "task": "task"}
-OF_ALL_ROWS = (
-    "rows",
-    "majority_score",
-)  # what a report says once, and tables in every row
+MODEL_COLUMNS = {"model": "name", "stage": "stage", "tuned": "tuned_on"}
+# What a report says once, and tables in every row.
+OF_ALL_ROWS = ("rows", "majority_score")
 
 
 def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     """Write the tables as `collect` does, and read of them what the report of a study is made of."""
     frames = {}
     for name, path in collect(folder).items():
-        if name != "similarity":
+        if name == "similarity":
+            frames[name] = _similarities(path)
+        else:
             frames[name] = pd.read_parquet(path)
-            continue
-        there = pq.read_schema(path).names
-        columns = [column for column in there if column not in UNREAD]
-        raw = [("features", "==", "raw")] if "features" in there else None
-        frames[name] = pd.read_parquet(path, columns=columns, filters=raw)
     return frames
+
+
+def _similarities(path: Path) -> pd.DataFrame:
+    """Read a table of similarities, which may have millions of rows, without what no report of a study shows."""
+    there = pq.read_schema(path).names
+    columns = [column for column in there if column not in UNREAD]
+    filters = None
+    if "features" in there:
+        filters = [("features", "==", "raw")]
+    return pd.read_parquet(path, columns=columns, filters=filters)
 
 
 def collect(folder: StudyFolder) -> dict[str, Path]:
@@ -70,28 +67,38 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
     Returns:
         The Parquet file of each table.
     """
-    place = folder.path / TABLES
-    groups = Models(**folder.study["models"])
     let_write(folder.path)
+    place = folder.path / TABLES
     place.mkdir(exist_ok=True)
-    by_name: dict[str, _Table] = {}
+    written = {}
     with TemporaryDirectory(prefix=".parts-", dir=place) as parts:
-        for number in folder.cells:
-            cell = folder.described(number)
-            table = KINDS[cell["kind"]].table
-            if table is None or folder.state(number) != "done":
-                continue
-            meta = folder.about(number).get("meta", {})
-            about = _About(cell, groups)
-            for kind, row in folder.rows(number):
-                name = table if kind == "rows" else f"{table}_{kind}"
-                if name not in by_name:
-                    by_name[name] = _Table(Path(parts) / name)
-                by_name[name].add(_described(row, meta, about.of(row)))
-        return {name: table.write(place / name) for name, table in by_name.items()}
+        by_name: dict[str, _Table] = {}
+        for name, row in _rows(folder):
+            if name not in by_name:
+                by_name[name] = _Table(Path(parts) / name)
+            by_name[name].add(row)
+        for name, table in by_name.items():
+            written[name] = table.write(place / name)
+    return written
 
 
-def _described(row: Row, meta: Row, about: Row) -> dict[str, Any]:
+def _rows(folder: StudyFolder) -> Iterator[tuple[str, Row]]:
+    """The rows of all finished cells, each with the name of its table."""
+    groups = Models(**folder.study["models"])
+    for number in folder.cells:
+        cell = folder.described(number)
+        table = KINDS[cell["kind"]].table
+        if table is None or folder.state(number) != "done":
+            continue
+        meta = folder.about(number).get("meta", {})
+        about = _About(cell, groups)
+        for kind, row in folder.rows(number):
+            name = table if kind == "rows" else f"{table}_{kind}"
+            columns = about.of(row)
+            yield name, _described(row, meta, columns)
+
+
+def _described(row: Row, meta: Row, about: Row) -> Row:
     """A row of a cell's report, after what it is about, as the study file names it.
 
     Args:
@@ -103,7 +110,8 @@ def _described(row: Row, meta: Row, about: Row) -> dict[str, Any]:
     if "kind" in row:
         found["condition"] = row["kind"]
     if "task" in row:
-        found |= {"probed": row["task"], "corpus": meta["text"]["source"]}
+        found["probed"] = row["task"]
+        found["corpus"] = meta["text"]["source"]
     for name in OF_ALL_ROWS:
         if name in meta and name not in row:
             found[name] = meta[name]
@@ -113,7 +121,7 @@ def _described(row: Row, meta: Row, about: Row) -> dict[str, Any]:
 
 
 class _About:
-    """The columns that say of which cell and which models a row is.
+    """The columns that say which cell and which models a row is about.
 
     Args:
         cell: what the cell is.
@@ -121,11 +129,12 @@ class _About:
     """
 
     def __init__(self, cell: Row, groups: Models) -> None:
-        self._cell, self._groups = cell, groups
+        self._cell = cell
+        self._groups = groups
         self._models = {model["path"]: model for model in cell["models"]}
-        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._known: dict[tuple[Any, ...], Row] = {}
 
-    def of(self, row: Row) -> dict[str, Any]:
+    def of(self, row: Row) -> Row:
         """The columns for a row of the cell's report."""
         paths = {"_x": row.get("model_x"), "_y": row.get("model_y")}
         if "model" in row:
@@ -135,32 +144,39 @@ class _About:
             self._known[key] = self._columns(paths)
         return self._known[key]
 
-    def _columns(self, paths: Row) -> dict[str, Any]:
-        models = {side: self._model(side, path) for side, path in paths.items()}
-        stages = {model["stage"] for model in models.values() if model}
-        columns = {name: self._cell[key] for name, key in CELL_COLUMNS.items()}
+    def _columns(self, paths: Row) -> Row:
+        """The columns for rows of these models, or of this one, by the ends of their columns' names."""
+        models = {}
+        stages = set()
+        for side, path in paths.items():
+            model = self._model(side, path)
+            models[side] = model
+            if model:
+                stages.add(model["stage"])
+        columns = {}
+        for column, key in CELL_COLUMNS.items():
+            columns[column] = self._cell[key]
         columns["stage"] = stages.pop() if len(stages) == 1 else None
-        for column, key in (
-            ("model", "name"),
-            ("stage", "stage"),
-            ("tuned", "tuned_on"),
-        ):
+        for column, key in MODEL_COLUMNS.items():
             for side, model in models.items():
-                columns[column + side] = model.get(key)
+                columns[f"{column}{side}"] = model.get(key)
         for side, model in models.items():
-            columns[f"group{side}"] = self._groups.group(model.get("name", ""))
-        if self._groups.bases:
-            for side, model in models.items():
-                columns[f"base{side}"] = self._groups.group(
-                    model.get("name", ""), "bases"
-                )
+            name = model.get("name", "")
+            columns[f"group{side}"] = self._groups.group(name)
+        if not self._groups.bases:
+            return columns
+        for side, model in models.items():
+            name = model.get("name", "")
+            columns[f"base{side}"] = self._groups.group(name, "bases")
         return columns
 
     def _model(self, side: str, path: str | None) -> Row:
         """A row's model: by default the cell's first, but no second one; empty: none."""
         if path:
             return self._models.get(path, {"name": path, "stage": None})
-        return {} if side == "_y" else self._cell["models"][0]
+        if side == "_y":
+            return {}
+        return self._cell["models"][0]
 
 
 class _Table:
@@ -171,19 +187,17 @@ class _Table:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._rows: list[dict[str, Any]] = []
-        self._columns: dict[str, None] = {}
-        self._samples: list[
-            pd.DataFrame
-        ] = []  # of each part: the first value of each column
-        self._schemas: list[pa.Schema] = []
-        self._untyped: Counter[str] = (
-            Counter()
-        )  # parts in which a column has neither value nor type
         folder.mkdir()
+        self._folder = folder
+        self._rows: list[Row] = []
+        self._columns: dict[str, None] = {}
+        # Of each part the first value of each column, and the types.
+        self._samples: list[pd.DataFrame] = []
+        self._schemas: list[pa.Schema] = []
+        # Parts in which a column has neither value nor type.
+        self._untyped: Counter[str] = Counter()
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         """Add a row."""
         self._rows.append(row)
         if len(self._rows) == PART:
@@ -198,11 +212,14 @@ class _Table:
             self._columns[str(name)] = None
             place = column.first_valid_index()
             if place is not None:
-                sample[name] = column.iloc[[place]].reset_index(drop=True)  # a copy
+                value = column.iloc[[place]]  # a copy
+                sample[name] = value.reset_index(drop=True)
             elif column.dtype == object:
                 self._untyped[str(name)] += 1
-        table = pa.Table.from_pandas(part[[*sample]], preserve_index=False)
-        pq.write_table(table, self._folder / f"{len(self._samples):05d}")
+        filled = part[[*sample]]
+        table = pa.Table.from_pandas(filled, preserve_index=False)
+        name = f"{len(self._samples):05d}"
+        pq.write_table(table, self._folder / name)
         self._samples.append(pd.DataFrame(sample))
         self._schemas.append(table.schema)
 
@@ -211,39 +228,42 @@ class _Table:
         if self._rows:
             self._put_away()
         kinds, schema = self._types()
-        files = sorted(self._folder.iterdir())
-        parquet, csv = path.with_suffix(".parquet"), path.with_suffix(".csv")
+        parquet = path.with_suffix(".parquet")
+        csv = path.with_suffix(".csv")
         with (
             whole_file(parquet) as rows,
             whole_file(csv) as lines,
             lines.open("w", encoding="utf-8", newline="") as text,
             pq.ParquetWriter(rows, schema) as writer,
         ):
-            for first in range(0, len(files), GROUP):
-                group = []
-                for file in files[first : first + GROUP]:
-                    part = (
-                        pq.read_table(file)
-                        .to_pandas()
-                        .reindex(columns=[*kinds])
-                        .astype(kinds)
-                    )
-                    csv_frame(part).to_csv(text, index=False, header=file == files[0])
-                    group.append(
-                        pa.Table.from_pandas(part, schema, preserve_index=False)
-                    )
-                writer.write_table(pa.concat_tables(group).combine_chunks())
+            group = []
+            for number, part in enumerate(self._parts(kinds)):
+                csv_frame(part).to_csv(text, index=False, header=number == 0)
+                table = pa.Table.from_pandas(part, schema, preserve_index=False)
+                group.append(table)
+                last = number == len(self._samples) - 1
+                if last or len(group) == GROUP:
+                    joined = pa.concat_tables(group)
+                    writer.write_table(joined.combine_chunks())
+                    group.clear()
         return parquet
 
-    def _types(self) -> tuple[dict[str, Any], pa.Schema]:
+    def _parts(self, kinds: Row) -> Iterator[pd.DataFrame]:
+        """The parts, each with all columns."""
+        for file in sorted(self._folder.iterdir()):
+            part = pq.read_table(file).to_pandas()
+            whole = part.reindex(columns=[*kinds])
+            yield whole.astype(kinds)
+
+    def _types(self) -> tuple[Row, pa.Schema]:
         """The types of the columns in pandas and in Parquet."""
-        sample = pd.concat(self._samples, ignore_index=True).reindex(
-            columns=[*self._columns]
-        )
-        kinds = {name: sample[name].dtype for name in self._columns}
+        sample = pd.concat(self._samples, ignore_index=True)
+        sample = sample.reindex(columns=[*self._columns])
+        kinds = sample.dtypes.to_dict()
         for name, parts in self._untyped.items():
             if parts == len(self._samples):
                 kinds[name] = object
-        first = pa.Schema.from_pandas(sample.astype(kinds), preserve_index=False)
+        sample = sample.astype(kinds)
+        first = pa.Schema.from_pandas(sample, preserve_index=False)
         schema = pa.unify_schemas([first, *self._schemas], promote_options="permissive")
         return kinds, schema.with_metadata(first.metadata)

@@ -130,9 +130,8 @@ def _begin_worker(gpu: str | None, threads: int) -> None:
     if gpu is not None:
         os.environ[VISIBLE] = gpu
     os.environ[THREADS] = str(threads)  # torch is not imported yet
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the process that started it
+    # Ctrl-C is for the process that started it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -192,9 +191,8 @@ def _in_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in a job of submitit. When the job's time is over, it is stopped as by SIGTERM."""
     from submitit.core.job_environment import JobEnvironment
 
-    time_is_over = signal.Signals[
-        f"SIG{JobEnvironment.USR_SIG}"
-    ]  # comes before SLURM's SIGTERM
+    # Comes before SLURM's SIGTERM.
+    time_is_over = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
     signal.signal(time_is_over, lambda *_: signal.raise_signal(signal.SIGTERM))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
     # submitit ends jobs of this machine by SIGINT, which `nohup` has them ignore.

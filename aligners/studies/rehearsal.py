@@ -1,5 +1,6 @@
 """A rehearsal: a study with few texts and steps, and small random models in place of those of the Hub."""
 
+import math
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -22,13 +23,7 @@ REHEARSAL, NOTES = "rehearsal", "rehearsal.txt"
 MEANINGLESS = "This was a rehearsal, with tiny models and few texts and steps: none of its numbers is a result."
 LIMIT = 60  # texts of a split, and steps of a training
 SEEDS = 3  # of the models that differ in their seeds, and pairs of those that are given
-TRAINED = (
-    "finetune",
-    "fit",
-    "stitch",
-    "attention",
-    "recover",
-)  # kinds whose steps are limited
+TRAINED = ("finetune", "fit", "stitch", "attention", "recover")  # with limited steps
 STAND_IN = "grammar"  # the source that takes the place of texts that cannot be read
 VOCABULARY, LONGEST = 600, 1024  # tokens that a stand-in knows, and tokens of a text
 SMALL: dict[str, Any] = {
@@ -50,51 +45,68 @@ def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list
         Content of the rehearsal's study file, and what was replaced and cut, in lines.
     """
     plain = deepcopy(plain)
-    _cut_models(plain, read_study(plain))
+    study = read_study(plain)
+    names = _kept_models(study)
+    plain["models"] |= {"names": names, "seeds": None}
+    for option in ("groups", "bases"):
+        groups = plain["models"][option]
+        if isinstance(groups, dict):
+            plain["models"][option] = _kept_groups(groups, names)
+    plain["pairs"] |= _kept_pairs(study, len(names))
     for kind in TRAINED:
         if plain[kind] is not None:
             steps = {"trainer": {"max_steps": LIMIT}}
             plain[kind]["options"] = merged(plain[kind]["options"], steps)
+    plain["name"] = f"{plain['name']}-{REHEARSAL}"
+
     lines = [
         MEANINGLESS,
         f"At most {LIMIT} texts of each split, {LIMIT} steps and {SEEDS} seeds.",
     ]
     for options in _dicts(plain):
         lines += _cut_options(options)
-    paths = {}
-    for name in Models(**plain["models"]).listed():
-        if not name.startswith(EMBEDDED) and not Path(name).exists():
-            paths[name] = str(_put_model(name, folder / "models" / name).resolve())
-            lines.append(f"{name}: a random BERT of width {SMALL['hidden_size']}")
-    plain["name"] = f"{plain['name']}-{REHEARSAL}"
+    paths = _put_models(names, folder / "models")
+    for name in paths:
+        lines.append(f"{name}: a random BERT of width {SMALL['hidden_size']}")
     return _renamed(plain, paths), list(dict.fromkeys(lines))
 
 
-def _cut_models(plain: dict[str, Any], study: Study) -> None:
-    """Keep the first seeds of each name, or the models of the first pairs that are given."""
+def _kept_models(study: Study) -> list[str]:
+    """The models of the first pairs that are given, or the first seeds of each name."""
     names = study.models.listed()
-    given = study.pairs.given
-    if given is not None:
-        plain["pairs"]["given"] = given[:SEEDS]
-        kept = {name.split("#")[0] for pair in given[:SEEDS] for name in pair}
-        names = [name for name in names if name in kept]
-    elif study.models.seeds is not None:
-        seeds = study.models.seeds
-        first = list(range(seeds)) if isinstance(seeds, int) else seeds
-        names = Models(study.models.names, first[:SEEDS]).listed()
-    plain["models"] |= {"names": names, "seeds": None}
-    for option in ("groups", "bases"):
-        groups = plain["models"][option]
-        if isinstance(groups, dict):
-            kept_in = {
-                group: [name for name in of if name in names]
-                for group, of in groups.items()
-            }
-            plain["models"][option] = {group: of for group, of in kept_in.items() if of}
-    if study.pairs.random is not None:
-        plain["pairs"]["random"] = min(
-            study.pairs.random, len(names) * (len(names) - 1) // 2
-        )
+    seeds = study.models.seeds
+    if study.pairs.given is not None:
+        kept: set[str] = set()
+        for pair in study.pairs.given[:SEEDS]:
+            kept.update(name.split("#")[0] for name in pair)
+        return [name for name in names if name in kept]
+    if seeds is None:
+        return names
+    first = list(range(seeds)) if isinstance(seeds, int) else seeds
+    return Models(study.models.names, first[:SEEDS]).listed()
+
+
+def _kept_groups(
+    groups: dict[str, list[str]], names: list[str]
+) -> dict[str, list[str]]:
+    """The groups of the models that are kept."""
+    kept = {}
+    for group, members in groups.items():
+        there = [name for name in members if name in names]
+        if there:
+            kept[group] = there
+    return kept
+
+
+def _kept_pairs(study: Study, models: int) -> dict[str, Any]:
+    """What a rehearsal changes of the options of the pairs."""
+    changes: dict[str, Any] = {}
+    pairs = study.pairs
+    if pairs.given is not None:
+        changes["given"] = pairs.given[:SEEDS]
+    if pairs.random is not None:
+        changes["random"] = min(pairs.random, math.comb(models, 2))
+    return changes
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
@@ -120,15 +132,21 @@ def _cut_options(options: dict[str, Any]) -> list[str]:
     try:
         load_texts(TextSource(**text))
     except (OSError, ValueError):
-        said = f"{text['source']}: the source {STAND_IN}, as it cannot be read"
         options.pop("labels", None)
-        options["text"] = {
-            "source": STAND_IN,
-            "max_texts": LIMIT,
-            "max_held_out": LIMIT,
-        }
-        return [said]
+        limits = {"max_texts": LIMIT, "max_held_out": LIMIT}
+        options["text"] = {"source": STAND_IN, **limits}
+        return [f"{text['source']}: the source {STAND_IN}, as it cannot be read"]
     return []
+
+
+def _put_models(names: list[str], folder: Path) -> dict[str, str]:
+    """Write a model for each that is not on this machine; their folders."""
+    paths = {}
+    for name in names:
+        if not name.startswith(EMBEDDED) and not Path(name).exists():
+            place = _put_model(name, folder / name)
+            paths[name] = str(place.resolve())
+    return paths
 
 
 def _put_model(name: str, folder: Path) -> Path:
@@ -137,21 +155,23 @@ def _put_model(name: str, folder: Path) -> Path:
         return folder
     texts = [sentence.text for sentence in sentences(4 * LIMIT)]
     tokenizer = byte_pairs(texts, VOCABULARY, LONGEST)
-    kind: Any = BertForMaskedLM
     config = BertConfig(
         vocab_size=len(tokenizer),
         max_position_embeddings=LONGEST,
         pad_token_id=tokenizer.pad_token_id,
         **SMALL,
     )
+    kind: Any = BertForMaskedLM
     try:
         real = read_config(name, {"revision": None, "trust_remote_code": False})
     except ValueError:
         real = None
     if real is not None:
         config.num_hidden_layers = real.get_text_config().num_hidden_layers
-        if "Classification" in (real.architectures or [""])[0]:
-            kind, config.id2label = BertForSequenceClassification, real.id2label
+        architectures = real.architectures or [""]
+        if "Classification" in architectures[0]:
+            kind = BertForSequenceClassification
+            config.id2label = real.id2label
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(crc32(name.encode()))
         save_model(folder, kind(config), tokenizer)
@@ -165,7 +185,8 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, list):
         return [_renamed(part, names) for part in value]
     if isinstance(value, dict):
-        return {
-            names.get(key, key): _renamed(part, names) for key, part in value.items()
-        }
+        renamed = {}
+        for key, part in value.items():
+            renamed[names.get(key, key)] = _renamed(part, names)
+        return renamed
     return value

@@ -17,7 +17,8 @@ PAUSE = 2.0  # seconds between two looks at cells that others are making
 
 def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
     """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
-    to_run, needed = set[str](), set[str]()
+    to_run: set[str] = set()
+    needed: set[str] = set()
     for cell in reversed(cells):  # each before those that it needs
         gone = cell.id in needed and not folder.leaves(cell)
         if gone or folder.state(cell.id) != "done":
@@ -90,9 +91,8 @@ class Schedule:
         self._ended: dict[str, str] = {}  # cell -> `done` or `failed`
         self._failed: set[str] = set()
         self._lost: Counter[str] = Counter()
-        self._reached: dict[
-            str, object
-        ] = {}  # how far each cell was as its last attempt began
+        # How far each cell was as its last attempt began.
+        self._reached: dict[str, object] = {}
 
     def run(self, executor: Executor, workers: int, *, again: bool = False) -> None:
         """Run them.
@@ -111,15 +111,10 @@ class Schedule:
         self._order = TopologicalSorter(needs)
         self._order.prepare()
         self._shown = Progress("", self._before + len(self.todo), self._before)
-        place = str(self.folder.path.resolve())
         try:
             self._offer()
             while self._ready or self._running or self._elsewhere:
-                while self._ready and len(self._running) < workers:
-                    number = self._ready.pop(0)
-                    if self._begins(number):
-                        future = executor.submit(self.run_cell, place, number)
-                        self._running[future] = number
+                self._start_cells(executor)
                 self._wait()
         finally:
             self._shown.end()
@@ -129,28 +124,31 @@ class Schedule:
         for number in self._order.get_ready():
             if number in self._failed:
                 continue
-            if self.todo[
-                number
-            ].needs:  # comes first: it may free the disk of what it needs
+            if self.todo[number].needs:  # first: it may free the disk of what it needs
                 self._ready.insert(0, number)
             else:
                 self._ready.append(number)
+
+    def _start_cells(self, executor: Executor) -> None:
+        """Start as many cells as there are free workers."""
+        place = str(self.folder.path.resolve())
+        while self._ready and len(self._running) < self._workers:
+            number = self._ready.pop(0)
+            if self._begins(number):
+                future = executor.submit(self.run_cell, place, number)
+                self._running[future] = number
 
     def _begins(self, number: str) -> bool:
         """Prepare a cell for an attempt; false if others have it, or have done it."""
         if self.folder.state(number) == "running":
             self._leave(number)
             return False
-        if self.folder.leaves(
-            self.todo[number]
-        ):  # done meanwhile by a job of an earlier command
+        if self.folder.leaves(self.todo[number]):  # done by an earlier command's job
             self._elsewhere.add(number)
             return False
-        for name in (
-            RESULT,
-            ERROR,
-        ):  # the former where it is done, but what it left is gone
-            (self.folder.cell(number) / name).unlink(missing_ok=True)
+        folder = self.folder.cell(number)
+        (folder / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+        (folder / ERROR).unlink(missing_ok=True)
         self._reached[number] = self.folder.reached(number)
         return True
 
@@ -174,12 +172,13 @@ class Schedule:
                 self._end(number, state, "by another process")
 
     def _finish(self, future: Future[str]) -> None:
-        number, error = self._running.pop(future), future.exception()
-        state: str | None = self.folder.ended(
-            number
-        )  # also of a worker that was lost after it
+        number = self._running.pop(future)
+        error = future.exception()
+        state: str | None
         if error is None:
             state = future.result()
+        else:  # it may have ended before its worker was lost
+            state = self.folder.ended(number)
         if state == "busy":
             self._leave(number)
         elif state is not None:
@@ -221,14 +220,21 @@ class Schedule:
             self._order.done(number)
             self._offer()
             self.forget()
+        aloud = state != "done" or by != ""
+        self._show(f"{cell.said()}: {said}", aloud)
+
+    def _show(self, said: str, aloud: bool) -> None:
+        """Show how a cell has ended, as a line of its own if `aloud`, and how far the study is."""
         count = self._before + len(self._ended)
-        line = f"[{count}/{self._shown.total}] {cell.said()}: {said}"
-        aloud = state != "done" or bool(by)
+        line = f"[{count}/{self._shown.total}] {said}"
         if aloud:
             self.say(line)
-        at_once = not aloud and len(self._ended) in (1, len(self.todo))
+        first_or_last = len(self._ended) in (1, len(self.todo))
         self._shown.show(
-            count, lambda: f"{line}; {self.words()}", beside=self.words, at_once=at_once
+            count,
+            lambda: f"{line}; {self.words()}",
+            beside=self.words,
+            at_once=first_or_last and not aloud,
         )
 
     def words(self) -> str:

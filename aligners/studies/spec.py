@@ -51,7 +51,9 @@ class Models:
         Raises:
             ValueError: none, one twice, `seeds` without {seed}, or {seed} without `seeds`.
         """
-        names = [self.names] if isinstance(self.names, str) else list(self.names)
+        names = list(self.names)
+        if isinstance(self.names, str):
+            names = [self.names]
         if (self.seeds is None) == any(SEED in name for name in names):
             raise UserError(
                 f"Expected `models.seeds` with a name that holds {SEED}, and without one otherwise, but got "
@@ -59,7 +61,9 @@ class Models:
             )
         if self.seeds is not None:
             seeds = range(self.seeds) if isinstance(self.seeds, int) else self.seeds
-            names = [name.replace(SEED, str(seed)) for name in names for seed in seeds]
+            patterns, names = names, []
+            for name in patterns:
+                names += [name.replace(SEED, str(seed)) for seed in seeds]
         if not names:
             raise UserError(
                 "Expected `models` to name at least one model, but got none."
@@ -122,12 +126,9 @@ class Pairs:
             return [self._known(pair, names) for pair in self.given]
         if self.random is None:
             return every
-        check_range(
-            least=1, most=len(every), **{"pairs.random": self.random}
-        )  # as many as there are
-        return sorted(
-            random.Random(self.seed).sample(every, self.random), key=every.index
-        )
+        check_range(least=1, most=len(every), **{"pairs.random": self.random})
+        drawn = random.Random(self.seed).sample(every, self.random)
+        return sorted(drawn, key=every.index)
 
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
         if len(pair) != 2 or not {*pair} <= {*names}:
@@ -288,12 +289,7 @@ class Study:
             check_range(least=1, **{"fit.pairs_at_once": self.fit.pairs_at_once})
             check_range(above=0, **{"fit.memory": self.fit.memory})
         for name, work in self.work().items():
-            check_known(self.stages, **{f"{name}.stages": work.stages})
-            check_known(self.tasks, **{f"{name}.tasks": work.tasks})
-            if twice := set(self.tasks) & set(self.further_texts(name)):
-                raise UserError(
-                    f"Expected `{name}.texts` to be named unlike `tasks`, but got {', '.join(twice)}."
-                )
+            self._check_work(name, work)
         for stage in self.stages:
             self.pairs_at(stage)
 
@@ -317,18 +313,27 @@ class Study:
                 "Expected `stages` to have finetuned, as `surgery` needs fine-tuned models."
             )
 
+    def _check_work(self, name: str, work: Work) -> None:
+        check_known(self.stages, **{f"{name}.stages": work.stages})
+        check_known(self.tasks, **{f"{name}.tasks": work.tasks})
+        twice = set(self.tasks) & set(self.further_texts(name))
+        if twice:
+            raise UserError(
+                f"Expected `{name}.texts` to be named unlike `tasks`, but got {', '.join(twice)}."
+            )
+
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
-        return {
-            kind: work for kind, work in vars(self).items() if isinstance(work, Work)
-        }
+        options = vars(self).items()
+        return {name: value for name, value in options if isinstance(value, Work)}
 
     def wanted(self, stage: Stage, task: str) -> set[str]:
         """The kinds of cells that there are at a stage, on a task or on further texts."""
         kinds = set()
         for kind, work in self.work().items():
+            stages = work.stages or self.stages
             tasks = [*(work.tasks or self.tasks), *self.further_texts(kind)]
-            if stage in (work.stages or self.stages) and task in tasks:
+            if stage in stages and task in tasks:
                 kinds.add(kind)
         return kinds
 
@@ -351,7 +356,8 @@ class Study:
     def pairs_at(self, stage: Stage) -> list[tuple[Model, Model]]:
         """The pairs at a stage, each model with itself left out."""
         models = {model.name: model for model in self.models_at(stage)}
-        return [(models[x], models[y]) for x, y in self.pairs.of(list(models))]
+        names = self.pairs.of(list(models))
+        return [(models[x], models[y]) for x, y in names]
 
 
 def read_study(plain: dict[str, Any]) -> Study:

@@ -22,14 +22,13 @@ from aligners.files.user_files import read_yaml, refusing
 from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
 
-STUDY, PLAN = "study.yaml", "plan.json"
-CELL, RESULT, ERROR, LOG, LOCK = (
-    "cell.json",
-    "result.json",
-    "error.txt",
-    "log.txt",
-    "lock",
-)
+STUDY = "study.yaml"
+PLAN = "plan.json"
+CELL = "cell.json"
+RESULT = "result.json"
+ERROR = "error.txt"
+LOG = "log.txt"
+LOCK = "lock"
 OPTIONS = "options.yaml"  # written as the command begins
 # What a cell goes on from, below its folder: states of a training, passes and parts that are finished, classifiers.
 GOES_ON_FROM = (
@@ -76,15 +75,11 @@ class StudyFolder:
                 f"Expected the folder of a study, with its {STUDY}, but got {self.path}."
             )
         study = read_yaml(file, "a study as it was begun", BEGIN_AGAIN)
-        lacking = [
-            name
-            for name in ("name", "models", "tasks", "finetune")
-            if name not in study
-        ]
-        if lacking:
-            raise UserError(
-                f"Expected {file} to be a study as it was begun, but it has no {lacking[0]}. {BEGIN_AGAIN}"
-            )
+        for name in ("name", "models", "tasks", "finetune"):
+            if name not in study:
+                raise UserError(
+                    f"Expected {file} to be a study as it was begun, but it has no {name}. {BEGIN_AGAIN}"
+                )
         study.pop("assume", None)  # of an earlier version, and what follows
         for name in ("stages", "tasks"):
             (study["finetune"] or {}).pop(name, None)
@@ -100,9 +95,8 @@ class StudyFolder:
         said = f"Expected {file} to list the cells of a study, but it cannot be read"
         with refusing(said, BEGIN_AGAIN):
             plan = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(
-                plan, dict | list
-            ):  # an earlier version wrote planned seconds, too
+            # A dictionary is of an earlier version, which wrote planned seconds, too.
+            if not isinstance(plan, dict | list):
                 raise TypeError("it holds something else")
             for number in plan:
                 if not isinstance(number, str):
@@ -152,11 +146,10 @@ class StudyFolder:
         return None
 
     def about(self, number: str) -> dict[str, Any]:
-        """What a finished cell says beside its tables: how long it took, versions, `meta`, findings."""
+        """What the result of a finished cell has beside its tables: how long it took, versions, `meta`, findings."""
         with self._refusing_result(number):
-            return json.loads(
-                next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}"
-            )
+            first = next(_lines(self.cell(number) / RESULT))
+            return json.loads(first.rstrip(MORE) + "}")
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows that a finished cell has found, one by one, each with the name of its table."""
@@ -233,15 +226,13 @@ class StudyFolder:
         for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
             with locked(file.parent) as free:
                 if free:  # no job of an earlier command is at work there
-                    remove_unfinished(
-                        file.parent
-                    )  # what killed workers have left half-written
+                    remove_unfinished(file.parent)
         for cell in cells:
             self._describe(cell)
-        write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
-        write_text(
-            self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True)
-        )
+        plan = json.dumps([cell.id for cell in cells], indent=0)
+        write_text(self.path / PLAN, plan)
+        text = yaml.safe_dump(now, sort_keys=False, allow_unicode=True)
+        write_text(self.path / STUDY, text)
         self.__dict__.pop("study", None)
         return changes
 
@@ -340,9 +331,8 @@ def _lines(path: Path) -> Iterator[str]:
             yield first
             yield from file
         else:
-            yield from as_lines(json.loads(first + file.read())).splitlines(
-                keepends=True
-            )
+            whole = json.loads(first + file.read())
+            yield from as_lines(whole).splitlines(keepends=True)
 
 
 @contextmanager
