@@ -26,6 +26,7 @@ PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CODE = str(Path(__file__).resolve().parents[2])
+Function = Callable[..., Any]
 # Name -> the extra that it needs, and its package.
 EXECUTORS = {
     "processes": None,
@@ -53,15 +54,15 @@ class Processes(Executor):
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self._gpus: Sequence[str | None] = gpus or [None]
         share = max(1, cpu_cores() // workers)
-        self._threads = min(share, int(os.environ.get(THREADS) or share))
-        self._pools = [self._new_pool(place) for place in range(workers)]
+        asked = int(os.environ.get(THREADS) or share)
+        self._threads = min(share, asked)
+        self._pools: list[ProcessPoolExecutor] = []
         self._free: SimpleQueue[int] = SimpleQueue()
         for place in range(workers):
+            self._pools.append(self._new_pool(place))
             self._free.put(place)
 
-    def submit(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+    def submit(self, fn: Function, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in the next free process; wait until there is one."""
         place = self._free.get()
         try:
@@ -103,9 +104,13 @@ def visible_gpus(count: int) -> list[str]:
     """
     listed = os.environ.get(VISIBLE, "").split(",")
     names = [name.strip() for name in listed if name.strip()]
-    if count and names and names[0].startswith("MIG"):
+    if not count:
+        return []
+    if not names:
+        return [str(number) for number in range(count)]
+    if names[0].startswith("MIG"):
         return names
-    return (names or list(map(str, range(count))))[:count]
+    return names[:count]
 
 
 def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
@@ -121,8 +126,11 @@ def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
     if gpus:
         most = 1 if gpus[0].startswith("MIG") else len(gpus)
         check_range(least=1, most=most, cell_devices=devices)
-    firsts = range(0, len(gpus) - devices + 1, devices)
-    return [",".join(gpus[first : first + devices]) for first in firsts]
+    groups = []
+    for first in range(0, len(gpus) - devices + 1, devices):
+        group = gpus[first : first + devices]
+        groups.append(",".join(group))
+    return groups
 
 
 def _begin_worker(gpu: str | None, threads: int) -> None:
@@ -136,12 +144,13 @@ def _begin_worker(gpu: str | None, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
+    parent = multiprocessing.parent_process()
+    if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _in_worker(fn: Function, /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in a process that stays for other calls; if the function is stopped, so is the process."""
     try:
         return fn(*args, **kwargs)
@@ -170,9 +179,7 @@ class SlurmJobs(Executor):
         self._executor.update_parameters(**options)
         self._waiting = ThreadPoolExecutor(workers)
 
-    def submit(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+    def submit(self, fn: Function, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a job; the future waits for it."""
         job = self._executor.submit(_in_job, fn, *args, **kwargs)
         self._jobs.append(job)
@@ -187,7 +194,7 @@ class SlurmJobs(Executor):
         self._waiting.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def _in_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _in_job(fn: Function, /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in a job of submitit. When the job's time is over, it is stopped as by SIGTERM."""
     from submitit.core.job_environment import JobEnvironment
 
@@ -213,16 +220,15 @@ class RayTasks(Executor):
         import ray
 
         let_jobs_import()
-        self._ray, self._tasks = ray, list[Any]()
+        self._ray = ray
+        self._tasks: list[Any] = []
         self._own = not ray.is_initialized()
         if self._own:
             dashboard = None if address else False
             ray.init(address=address, log_to_driver=False, include_dashboard=dashboard)
         self._remote = ray.remote(max_retries=0, **options)(_in_worker)
 
-    def submit(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+    def submit(self, fn: Function, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a task."""
         task = self._remote.remote(fn, *args, **kwargs)
         self._tasks.append(task)
@@ -241,8 +247,12 @@ class RayTasks(Executor):
 
 def let_jobs_import() -> None:
     """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
-    known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [CODE]
+    for folder in known:
+        if folder and folder not in folders:
+            folders.append(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
 
 
 def make_executor(
@@ -267,7 +277,8 @@ def make_executor(
         ValueError: there is no such executor or option, too few GPUs for a cell, or its package is not installed.
     """
     check_known(EXECUTORS, executor=name)
-    if needed := EXECUTORS[name]:
+    needed = EXECUTORS[name]
+    if needed is not None:
         check_extra(*needed, f"The executor {name!r}")
     if devices > 1 and name in RESERVED:
         reserved = options.setdefault(RESERVED[name], devices)

@@ -36,9 +36,8 @@ class Size:
         return self.layers * 12 * self.width**2 + self.vocabulary * self.width
 
 
-GUESS = Size(
-    layers=12, width=768, vocabulary=30522, known=False
-)  # of a model that cannot be reached
+# Of a model that cannot be reached.
+GUESS = Size(layers=12, width=768, vocabulary=30522, known=False)
 
 
 def size_of(name: str, data: Mapping[str, Any]) -> Size:

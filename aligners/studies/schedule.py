@@ -74,7 +74,9 @@ class Schedule:
         run_cell: Callable[[str, str], str],
         say: Callable[[str], None],
     ) -> None:
-        self.folder, self.run_cell, self.say = folder, run_cell, say
+        self.folder = folder
+        self.run_cell = run_cell
+        self.say = say
         self.todo = missing(folder, cells)
         self.pace = Pace()
         self._fits: dict[str, str] = {}  # cell -> its maps, below its folder
@@ -84,15 +86,7 @@ class Schedule:
             if cell.id not in self.todo:
                 self.pace.add(cell.kind, folder.took(cell.id))
         self._before = len(cells) - len(self.todo)
-        self._workers = 1
-        self._ready: list[str] = []
-        self._running: dict[Future[str], str] = {}
-        self._elsewhere: set[str] = set()
         self._ended: dict[str, str] = {}  # cell -> `done` or `failed`
-        self._failed: set[str] = set()
-        self._lost: Counter[str] = Counter()
-        # How far each cell was as its last attempt began.
-        self._reached: dict[str, object] = {}
 
     def run(self, executor: Executor, workers: int, *, again: bool = False) -> None:
         """Run them.
@@ -103,6 +97,24 @@ class Schedule:
             again: whether those that failed before are run, too, and what needs them.
         """
         self._workers = workers
+        self._prepare(again)
+        try:
+            self._offer()
+            while self._ready or self._running or self._elsewhere:
+                self._start_cells(executor)
+                self._wait()
+        finally:
+            self._shown.end()
+
+    def _prepare(self, again: bool) -> None:
+        """Begin with no cell running."""
+        self._ready: list[str] = []
+        self._running: dict[Future[str], str] = {}
+        self._elsewhere: set[str] = set()
+        self._failed: set[str] = set()  # before this run
+        self._lost: Counter[str] = Counter()
+        # How far each cell was as its last attempt began.
+        self._reached: dict[str, object] = {}
         needs = {}
         for number, cell in self.todo.items():
             needs[number] = [need for need in cell.needs if need in self.todo]
@@ -111,13 +123,6 @@ class Schedule:
         self._order = TopologicalSorter(needs)
         self._order.prepare()
         self._shown = Progress("", self._before + len(self.todo), self._before)
-        try:
-            self._offer()
-            while self._ready or self._running or self._elsewhere:
-                self._start_cells(executor)
-                self._wait()
-        finally:
-            self._shown.end()
 
     def _offer(self) -> None:
         """Make those cells ready whose needs are all done."""
@@ -254,7 +259,7 @@ class Schedule:
         """Remove the maps that no cell needs any more, if the study keeps results alone."""
         if self.folder.study["keep"] != "results":
             return
-        needed = set[str]()
+        needed: set[str] = set()
         for cell in self.todo.values():
             if self._ended.get(cell.id) != "done":
                 needed.update((cell.id, *cell.needs))
