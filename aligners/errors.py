@@ -11,6 +11,13 @@ from typing import Any, SupportsFloat
 # Control characters but tabs and line ends, and those that turn the direction of what follows.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
+LIMITS = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+}
+
 
 class UserError(ValueError):
     """An error that the user can fix; commands show its message without a traceback."""
@@ -37,16 +44,23 @@ def check_range(
     Traceback (most recent call last):
     aligners.errors.UserError: Expected `steps` to be at least 1, but got [100, 0].
     """
-    known = [(operator.ge, "at least", least), (operator.gt, "above", above)]
-    known += [(operator.le, "at most", most), (operator.lt, "below", below)]
-    limits = [(holds, word, limit) for holds, word, limit in known if limit is not None]
+    limits = []
+    expected = []
+    for word, limit in zip(LIMITS, (least, above, most, below), strict=True):
+        if limit is not None:
+            limits.append((LIMITS[word], limit))
+            expected.append(f"{word} {limit}")
     for name, value in given.items():
         values = list(value) if isinstance(value, Iterable) else [value]
-        if not values or not all(
-            v is None or holds(v, limit) for v in values for holds, _, limit in limits
-        ):
-            expected = " and ".join(f"{word} {limit}" for _, word, limit in limits)
-            raise UserError(f"Expected `{name}` to be {expected}, but got {value}.")
+        wrong = not values
+        for number in values:
+            for holds, limit in limits:
+                if number is not None and not holds(number, limit):
+                    wrong = True
+        if wrong:
+            raise UserError(
+                f"Expected `{name}` to be {' and '.join(expected)}, but got {value}."
+            )
 
 
 def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> None:
@@ -68,20 +82,18 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
     """
     known = list(known)
     for name, value in given.items():
-        if isinstance(value, str) and value not in known:
-            like = did_you_mean([value], known)
-            raise UserError(
-                f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.{like}"
-            )
-        unknown = (
-            []
-            if isinstance(value, str)
-            else [entry for entry in value or () if entry not in known]
-        )
+        if isinstance(value, str):
+            if value not in known:
+                like = did_you_mean([value], known)
+                raise UserError(
+                    f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.{like}"
+                )
+            continue
+        unknown = [entry for entry in value or () if entry not in known]
         if unknown:
-            got = f"{', '.join(unknown)}.{did_you_mean(unknown, known)}"
+            like = did_you_mean(unknown, known)
             raise UserError(
-                f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {got}"
+                f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {', '.join(unknown)}.{like}"
             )
 
 
@@ -92,42 +104,40 @@ def check_file_names(**names: str) -> None:
         names: what the name is of -> the name.
 
     Raises:
-        UserError: it is empty, leads to another folder, or has letters that nobody sees.
+        UserError: it is empty, leads to another folder, or has invisible characters.
     """
     for what, name in names.items():
-        if (
-            not name.strip(". ")
-            or not name.isprintable()
-            or not {"/", "\\"}.isdisjoint(name)
-        ):
+        slashes = {"/", "\\"} & set(name)
+        if slashes or not name.isprintable() or not name.strip(". "):
             raise UserError(
                 f"Expected `{what}` to be a name as of a file, without slashes or control characters, but got {name!r}."
             )
 
 
 def visible(text: str) -> str:
-    r"""A text to print, whose control characters do nothing: they are shown as `\x1b` is here."""
+    r"""A text to print, with its control characters spelt out, as `\x1b` is here."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """A question that follows an error: the known names that are most like unknown ones; empty if none is."""
-    cases = {str(name).lower(): str(name) for name in known}
-    like = [
-        cases[close]
-        for name in unknown
-        for close in get_close_matches(str(name).lower(), cases, 2)
-    ]
-    return f" Did you mean {' or '.join(dict.fromkeys(like))}?" if like else ""
+    """A question to end an error with: the known names that are most like unknown ones; empty if none is."""
+    by_lower = {str(name).lower(): str(name) for name in known}
+    like: dict[str, None] = {}
+    for name in unknown:
+        for close in get_close_matches(str(name).lower(), by_lower, 2):
+            like[by_lower[close]] = None
+    if not like:
+        return ""
+    return f" Did you mean {' or '.join(like)}?"
 
 
 def check_extra(extra: str, package: str, user: str) -> None:
-    """Raise unless a package that only some need is installed.
+    """Raise unless an optional package is installed.
 
     Args:
         extra: of this project, which brings the package.
         package: as it is imported.
-        user: what needs it: the beginning of a sentence.
+        user: what needs it, as a sentence begins: `The executor 'ray'`.
 
     Raises:
         UserError: says how to install the extra.
@@ -142,4 +152,6 @@ def check_extra(extra: str, package: str, user: str) -> None:
 
 def finite(value: SupportsFloat | None) -> float | None:
     """A number as JSON can hold it; None if there is none, or it is not finite."""
-    return None if value is None or not math.isfinite(float(value)) else float(value)
+    if value is None or not math.isfinite(float(value)):
+        return None
+    return float(value)

@@ -1,4 +1,4 @@
-"""How far something is: a bar in a terminal; a line now and then in a file, and in the log of a terminal."""
+"""How far something is: a bar in a terminal; a line now and then in a file, or in the log of a terminal."""
 
 import math
 import sys
@@ -33,19 +33,18 @@ class Progress:
     """
 
     def __init__(self, what: str, total: float, begin: int = 0) -> None:
-        self.what, self.total, self.done, self._begin = what, total, begin, begin
+        self.what = what
+        self.total = total
+        self.done = begin
+        self._begin = begin
         self._began = self._said = self._now = time.monotonic()
+        self._bar: Bar | None = None
         console = rich.get_console()
-        moves = console.is_terminal or console.is_jupyter  # where the output goes
-        self._bar = (
-            Bar(*COLUMNS[: None if what else -1], console=console, transient=True)
-            if moves
-            else None
-        )
-        if self._bar is not None:
-            self._bar.add_task(
-                what, total=total if math.isfinite(total) else None, completed=begin
-            )
+        if console.is_terminal or console.is_jupyter:  # where the output goes
+            columns = COLUMNS if what else COLUMNS[:-1]
+            steps = total if math.isfinite(total) else None
+            self._bar = Bar(*columns, console=console, transient=True)
+            self._bar.add_task(what, total=steps, completed=begin)
             self._bar.start()
         if what:
             self._say(f"{what}: {total:,.0f} steps.")
@@ -84,12 +83,8 @@ class Progress:
             self._say(line())
 
     def _line(self, words: str) -> str:
-        left = (
-            (self._now - self._began)
-            / (self.done - self._begin)
-            * (self.total - self.done)
-            / 60
-        )
+        a_step = (self._now - self._began) / (self.done - self._begin)
+        left = a_step * (self.total - self.done) / 60
         return f"{self.what}: step {self.done:,} of {self.total:,.0f}{words}, about {left:.1f} min left"
 
     def end(self) -> None:
@@ -106,7 +101,7 @@ class Progress:
 
 
 def tell(*lines: str) -> None:
-    """Print lines at once; what names in them would do to a terminal is shown instead."""
+    """Print lines at once, with their control characters spelt out."""
     print(visible("\n".join(lines)), flush=True)
 
 
@@ -123,11 +118,9 @@ def track(
     each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False
 ) -> Iterator[T]:
     """Yield each, and show how far it is; see `Progress`."""
-    shown = (
-        None
-        if disable
-        else Progress(what, length_hint(each) if total is None else total)
-    )
+    shown = None
+    if not disable:
+        shown = Progress(what, length_hint(each) if total is None else total)
     try:
         for one in each:
             yield one
