@@ -29,9 +29,8 @@ from aligners.files.atomic import whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.saved_bank import load_bank
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.universe import NETWORK
+from aligners.fitting.universe.universe import NETWORK, load_universe
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
-from aligners.fitting.universe.universe_files import load_universe
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN

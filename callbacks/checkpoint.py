@@ -22,7 +22,7 @@ from aligners.finetuning.classifier_training import Finetuning
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank_training import BankTraining
 from aligners.fitting.saved_bank import StoredBank, save_bank, take_sites
-from aligners.fitting.universe.universe_files import pair_banks
+from aligners.fitting.universe.universe import pair_banks
 from aligners.progress import tell
 from aligners.reports.names import file_names
 

@@ -1,12 +1,14 @@
 """Errors of maps on held-out and on fitting rows, site by site, and the rows of a report that say them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from aligners.datamodules.rows.read_rows import Place
+from aligners.datamodules.rows.row_types import RowTypes
 from aligners.errors import finite
 from aligners.fitting.training_status import how_fitted
 from aligners.maps.base import Aligner
@@ -250,3 +252,63 @@ class MapErrors(DoubleMetric):
             "round_trip": self.worst[0]
             / self.worst[1],  # 0/0, so NaN, without an inverse
         }
+
+
+# Fewest rows of a type in the table of `TypeErrors`, and most types at a site.
+LEAST_ROWS = 5
+TOP = 50
+
+
+class TypeErrors(DoubleMetric):
+    """Sums of the errors of rows by their token or word types, over batches and ranks.
+
+    Args:
+        sites: S.
+        types: of the rows of a split.
+        ids: (n,) of its texts.
+        device: where the errors are.
+    """
+
+    full_state_update = False
+    sums: Tensor
+
+    def __init__(
+        self, sites: int, types: RowTypes, ids: Tensor, device: torch.device
+    ) -> None:
+        super().__init__()
+        number = types.number.to(device)
+        counts = types.counts.to(device)
+        self.types = replace(types, number=number, counts=counts)
+        self.ids, self.texts = ids.to(device).sort()
+        sums = torch.zeros(1 + sites, len(types.names), dtype=torch.float64)
+        self.add_state("sums", sums, dist_reduce_fx="sum")
+        self.to(device)
+
+    def update(self, errors: Tensor, text: Tensor, place: Tensor) -> None:
+        """Add the errors (S, N) of rows with these ids of texts (N,) and places in them (N,)."""
+        texts = self.texts[torch.searchsorted(self.ids, text)]
+        number = self.types.at(texts, place)
+        ones = torch.ones_like(errors[:1])
+        self.sums.index_add_(1, number, torch.cat([ones, errors]).double())
+
+    def compute(self) -> Tensor:
+        """The number of rows of each type, and the sums of their errors at each site: (1 + S, types)."""
+        return self.sums
+
+    def table(self, sites: Sequence[Any]) -> list[dict[str, Any]]:
+        """The types with the largest mean error at each site, and how many times the mean error of all rows it is."""
+        rows, *sums = self.compute().cpu()
+        found = []
+        for site, errors in zip(sites, sums, strict=True):
+            means = (errors / rows).where(rows >= LEAST_ROWS, -1.0)
+            order = means.argsort(descending=True, stable=True)
+            for n in order[:TOP].tolist():
+                if means[n] < 0:
+                    continue
+                row = {"site": site, "type": self.types.names[n]}
+                row["rows"] = int(rows[n])
+                row["fvu"] = float(means[n])
+                times = means[n] * rows.sum() / errors.sum()
+                row["times"] = float(times)
+                found.append(row)
+        return found

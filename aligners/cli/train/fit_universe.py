@@ -12,15 +12,15 @@ from aligners.datamodules.rows.sites import sites_of_each
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
-from aligners.fitting.universe.universe import NETWORK
-from aligners.fitting.universe.universe_evaluation import (
-    UniverseEvaluation,
-    between_members,
-)
-from aligners.fitting.universe.universe_files import (
+from aligners.fitting.universe.universe import (
+    NETWORK,
     load_universe,
     sites_of,
     universes_of,
+)
+from aligners.fitting.universe.universe_evaluation import (
+    UniverseEvaluation,
+    between_members,
 )
 
 

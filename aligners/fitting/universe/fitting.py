@@ -1,5 +1,6 @@
 """The LightningModules that fit a universe, and one more model to a universe."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -26,7 +27,7 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.fitting.steps import Schedule
 from aligners.fitting.universe.joint import JointMoments, paired_rows
-from aligners.fitting.universe.shared_part import SharedPart
+from aligners.fitting.universe.shared_part import SharedPart, plain_kind
 from aligners.fitting.universe.through import TwoLinear
 from aligners.fitting.universe.universe import LINEAR, NETWORK, RIVALS, Universe
 from aligners.maps.base import Aligner
@@ -43,15 +44,15 @@ class UniverseAlignment(Alignment):
     """Fits one invertible map for each of k models into a space that all share, on the same rows.
 
     A step takes one pass of all maps into the space, and one of their inverses: see `Universe.loss`. Moments,
-    optimiser, schedule, clipping and what happens to sites that diverge are those of `Alignment`.
+    optimiser, schedule, clipping and the treatment of sites that diverge are those of `Alignment`.
 
     Args:
-        network: the map of every model at every site; it has to be invertible. A state passes two of them. Default: an
-            INN with half of the couplings that a lone one has, so that a map between two models is as deep as that.
+        network: the map of every model at every site; it has to be invertible. A state passes through two of them.
+            Default: an INN with half as many couplings as usual, so that a map between two models is as deep as usual.
         closed_form: whether to solve and measure a linear universe (MAXVAR, `gcca` in reports) beside it. States
             of narrower models then end in zeros.
-        shared: m, the number of coordinates that the models share. At most, and by default, the smallest width. Where
-            it is below a model's width, the rest of its coordinates is its own: see `SharedPart`.
+        shared: m, the number of coordinates that the models share; at most, and by default, the smallest width. The
+            remaining coordinates of a wider model are its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
             inverses steepen in long runs, and single rows of unseen types are thrown far off.
         schedule: as in `Alignment`, with another default.
@@ -89,19 +90,18 @@ class UniverseAlignment(Alignment):
         self.shared = shared
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
-        """Build the universes for this many places, k times as many as sites, and keep none."""
+        """Build the universes for this many places, k times as many as sites, without keeping them."""
         widths = [model.width for model in self.stream.frozen]
         yield Fit(NETWORK, FORWARD, self.universe(sites, widths))
         if self.closed_form:
-            yield Fit(
-                LINEAR,
-                FORWARD,
-                Universe(TwoLinear(sites, d_x, d_y), len(widths), widths),
-            )
+            maps = TwoLinear(sites, d_x, d_y)
+            linear = Universe(maps, len(widths), widths)
+            yield Fit(LINEAR, FORWARD, linear)
 
     def universe(self, places: int, widths: Sequence[int]) -> Universe:
         """The universe that is trained, not yet fitted: see `network`."""
-        return Universe(self.network(places, widths), len(widths), widths)
+        maps = self.network(places, widths)
+        return Universe(maps, len(widths), widths)
 
     def network(self, places: int, widths: Sequence[int]) -> Aligner:
         """A bank of maps of the models, not yet fitted.
@@ -111,11 +111,12 @@ class UniverseAlignment(Alignment):
             widths: of the models.
 
         Raises:
-            ValueError: the maps are no bijections at a width, or more coordinates are to be shared than a model has.
+            ValueError: the maps are not bijections, or more coordinates are to be shared than a model has.
         """
+        sites = places // len(widths)
         banks = {}
-        for width in dict.fromkeys(widths):
-            count = places // len(widths) * list(widths).count(width)
+        for width, models in Counter(widths).items():
+            count = sites * models
             maps = seeded(self.factories[NETWORK], self.seed, count, width, width)
             if not maps.bijective:
                 raise UserError(
@@ -131,24 +132,29 @@ class UniverseAlignment(Alignment):
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of all pairs of models."""
-        return {"maps": paired_rows(batch.x, len(self.stream.models))}
+        models = len(self.stream.models)
+        return {"maps": paired_rows(batch.x, models)}
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The rows of all models, twice."""
-        self._take_turns(row_keys(0, batch.text, batch.rows.place))
+        turns = row_keys(0, batch.text, batch.rows.place)
+        self._take_turns(turns)
         return super().rows_of(batch)
 
     def parts_of(self, rows: float | None) -> int:
-        """One network learns from another's mistakes, and both change: it takes more steps, and fewer rows will do."""
+        """Networks that learn from each other need more steps, and fewer rows will do for each."""
         if rows is None:
             return 1
-        return min(PARTS, max(1, int(rows // FEWEST_ROWS)))
+        most = int(rows // FEWEST_ROWS)
+        return min(PARTS, max(1, most))
 
     def part_of(self, batch: PairedBatch, part: int) -> tuple[Tensor, Tensor]:
         """Every so many rows of a text, of all models, twice; who predicts one is drawn anew in every step."""
         place = batch.rows.place
-        rows = ((batch.text + place) % self.parts == part).nonzero().squeeze(1)
-        turns = row_keys(1 + self.global_step, batch.text[rows], place[rows])
+        chosen = (batch.text + place) % self.parts == part
+        rows = chosen.nonzero().squeeze(1)
+        step = 1 + self.global_step
+        turns = row_keys(step, batch.text[rows], place[rows])
         y = batch.y[:, rows]
         self._take_turns(turns)
         self.universes()[NETWORK].rivals = self._rivals(turns, y)
@@ -159,11 +165,14 @@ class UniverseAlignment(Alignment):
         turns, y = _first_rivals(turns, y)
         if self.trainer.world_size == 1:
             return turns, y
-        missing = RIVALS - len(turns)  # each rank has to gather as many
-        turns = torch.cat([turns, turns.new_full((missing,), NOBODY)])
-        turns = cast(Tensor, self.all_gather(turns)).flatten()
-        y = cast(Tensor, self.all_gather(pad(y, (0, 0, 0, missing))))
-        turns, y = _first_rivals(turns, y.movedim(0, 1).flatten(1, 2))
+        missing = RIVALS - len(turns)  # each rank has to gather equally many
+        nobody = turns.new_full((missing,), NOBODY)
+        turns = torch.cat([turns, nobody])
+        y = pad(y, (0, 0, 0, missing))
+        all_turns = cast(Tensor, self.all_gather(turns)).flatten()
+        all_y = cast(Tensor, self.all_gather(y))
+        by_place = all_y.movedim(0, 1).flatten(1, 2)
+        turns, y = _first_rivals(all_turns, by_place)
         there = turns < NOBODY
         return turns[there], y[:, there]
 
@@ -175,17 +184,18 @@ class UniverseAlignment(Alignment):
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""
-        joint = JointMoments.of(cast(Moments, self.moments), len(self.stream.models))
+        moments = cast(Moments, self.moments)
+        joint = JointMoments.of(moments, len(self.stream.models))
         mean = joint.mean.flatten(0, 1)
         return mean, mean
 
     def criteria(self) -> dict[str, Tensor]:
         """FVU of the last validation, the mean over the models at each of a site's places."""
         universe = self.universes()[NETWORK]
-        return {
-            key: universe.over_models(found)
-            for key, found in super().criteria().items()
-        }
+        means = {}
+        for key, found in super().criteria().items():
+            means[key] = universe.over_models(found)
+        return means
 
     def universes(self) -> dict[str, Universe]:
         """The trained universe and the linear one, by name."""
@@ -195,11 +205,8 @@ class UniverseAlignment(Alignment):
         """Return the maps of all models as banks of k · S places, with what another process needs to use them."""
         bank = super().stored()
         bank.command = "universe"
-        bank.maps = {
-            FORWARD: {
-                name: universe.maps for name, universe in self.universes().items()
-            }
-        }
+        maps = {name: universe.maps for name, universe in self.universes().items()}
+        bank.maps = {FORWARD: maps}
         bank.pairs = {FORWARD: list(self.sites)}
         return bank
 
@@ -216,8 +223,8 @@ def _first_rivals(turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 class Joining(Alignment):
     """Fits the bijection of one more model into the shared space of a universe, whose members stay as they are.
 
-    It is one fit of two sides, both ways: x is the newcomer's state, y what a member makes of the same text in the
-    shared space, row by row another member's, in turn.
+    This is an ordinary fit in both directions: x is the newcomer's state, and y is the same row of a member in the
+    shared space; the members take turns, row by row.
 
     Args:
         options: of `Alignment`, by their names.
@@ -240,25 +247,33 @@ class Joining(Alignment):
         self.places = self.places[-count:]
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
-        """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
+        """The newcomer's states, and each row of a member in the shared space, in turn."""
         members = self.members
         count = len(self.sites)
         of_members = batch.x[:-count, :, : members.d_x].detach()
-        embedded = members.embed(of_members).unflatten(0, (members.models, -1))
+        embedded = members.embed(of_members)
+        by_model = embedded.unflatten(0, (members.models, -1))
         rows = torch.arange(batch.x.shape[1], device=batch.x.device)
-        y = embedded[rows % members.models, :, rows].movedim(0, 1).contiguous()
-        return batch.x[-count:, :, : self.stream.frozen[-1].width], y
+        y = by_model[rows % members.models, :, rows].movedim(0, 1)
+        x = batch.x[-count:, :, : self.width]
+        return x, y.contiguous()
+
+    @property
+    def width(self) -> int:
+        """Of the newcomer."""
+        return self.stream.frozen[-1].width
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
-        """Build the newcomer's maps for the places of all models, and keep none."""
+        """Build the newcomer's maps for the places of all models, without keeping them."""
         members = self.members
-        width = self.stream.frozen[-1].width
+        width = self.width
         kind = kind_like(members.maps, width)
 
         def build(sites: int, d_x: int, d_y: int) -> Aligner:
             return build_aligner({**kind, "sites": sites, "d_x": d_x, "d_y": d_y})
 
-        newcomer = seeded(build, self.seed, sites // (members.models + 1), width, width)
+        places = sites // (members.models + 1)
+        newcomer = seeded(build, self.seed, places, width, width)
         if width != members.d_y:
             newcomer = SharedPart.of({width: newcomer}, [width], members.d_y)
         yield Fit(NETWORK, FORWARD, newcomer)
@@ -270,15 +285,14 @@ class Joining(Alignment):
             stored: the universe of the members.
         """
         members = stored.maps[FORWARD][NETWORK]
-        newcomer = self.fits()[0].aligner
-        newcomer = newcomer.to(next(members.parameters()).device)
+        device = next(members.parameters()).device
+        newcomer = self.fits()[0].aligner.to(device)
         key = f"{FORWARD}.{NETWORK}"
         training = {}
         if key in stored.training and key in self.training_record:
-            training[key] = join_records(
-                [stored.training[key], self.training_record[key]]
-            )
-        return replace(
+            records = [stored.training[key], self.training_record[key]]
+            training[key] = join_records(records)
+        joined = replace(
             stored,
             maps={FORWARD: {NETWORK: _with(members, newcomer)}},
             pairs={FORWARD: [*stored.pairs[FORWARD], *self.sites]},
@@ -287,7 +301,8 @@ class Joining(Alignment):
             moments=None,
             seen=self.stream.seen,
             training=training,
-        ).freeze()
+        )
+        return joined.freeze()
 
     def refuse_narrow(self, widths: Sequence[int]) -> None:
         """Raise if the newcomer, the last model, is narrower than what the members share.
@@ -299,10 +314,11 @@ class Joining(Alignment):
             ValueError: it is.
         """
         shared = self.members.d_y
-        if widths[-1] < shared:
+        width = widths[-1]
+        if width < shared:
             raise UserError(
                 f"Expected a model of at least the width {shared}, which the members share, but the newcomer has "
-                f"{widths[-1]}. Fit a universe of all with `--model.shared {widths[-1]}`."
+                f"{width}. Fit a universe of all with `--model.shared {width}`."
             )
 
     def refuse_other_members(self, stored: StoredBank, data: PairedActivations) -> None:
@@ -311,17 +327,17 @@ class Joining(Alignment):
         Raises:
             ValueError: it does not.
         """
-        described = data.describe()
-        refuse_other_models(
-            stored.data["models"], described["models"][:-1], str(stored.path)
-        )
+        then = stored.data
+        now = data.describe()
+        refuse_other_models(then["models"], now["models"][:-1], str(stored.path))
         for name in ("component", "rows", "special_tokens"):
-            if stored.data[name] != described[name]:
+            if then[name] != now[name]:
                 raise UserError(
-                    f"{stored.path} was fitted with `{name}` {stored.data[name]}, but `data.{name}` gives "
-                    f"{described[name]}. Leave it out."
+                    f"{stored.path} was fitted with `{name}` {then[name]}, but `data.{name}` gives {now[name]}. Leave "
+                    "it out."
                 )
-        if stored.data["text"]["hashes"]["test"] != described["text"]["hashes"]["test"]:
+        held_out = then["text"]["hashes"]["test"]
+        if held_out != now["text"]["hashes"]["test"]:
             raise UserError(
                 f"{stored.path} holds out other texts than `data.text` gives. Leave `data.text` out, or name the same "
                 "source and fewer of its texts for fitting: `--data.text.max_texts`."
@@ -329,7 +345,9 @@ class Joining(Alignment):
 
 
 def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
-    """Class and options of bijections of a width, like those of a universe; hidden layers have a new width's default.
+    """Class and options of bijections of a width, like those of a universe.
+
+    At a width that no member has, hidden layers have their default size.
 
     Args:
         maps: of the universe.
@@ -339,23 +357,22 @@ def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
     if isinstance(maps, SharedPart):
         kinds = maps.networks
     if str(width) in kinds:
-        return dict(kinds[str(width)])
-    kind = next(iter(kinds.values()))
-    options = dict(kind["options"])
-    options.pop("hidden", None)
-    return {**kind, "options": options}
+        return plain_kind(kinds[str(width)])
+    first, *_ = kinds.values()
+    kind = plain_kind(first)
+    kind["options"].pop("hidden", None)
+    return kind
 
 
 def _with(members: Aligner, newcomer: Aligner) -> Aligner:
     """The maps of a universe and those of one more model."""
-    if not isinstance(members, SharedPart) and not isinstance(newcomer, SharedPart):
-        return join_banks([members, newcomer])
-    if not isinstance(members, SharedPart):
-        models = members.sites // newcomer.sites
-        members = SharedPart.of(
-            {members.d_x: members}, [members.d_x] * models, members.d_y
-        )
-    if not isinstance(newcomer, SharedPart):
-        newcomer = SharedPart.of({newcomer.d_x: newcomer}, [newcomer.d_x], newcomer.d_y)
-    of_each = [members.of_model(i) for i in range(len(members.widths))]
-    return SharedPart.joined([*of_each, newcomer])
+    banks = [members, newcomer]
+    if SharedPart not in map(type, banks):
+        return join_banks(banks)
+    parts = []
+    for bank in banks:
+        if not isinstance(bank, SharedPart):
+            widths = [bank.d_x] * (bank.sites // newcomer.sites)
+            bank = SharedPart.of({bank.d_x: bank}, widths, bank.d_y)
+        parts.append(bank)
+    return SharedPart.joined(parts)

@@ -1,6 +1,7 @@
-"""Moments of k models on the same rows, and what they alone tell: linear universes, and the directions of a space."""
+"""Joint moments of k models on the same rows, and what follows from them: linear universes, directions of a space."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import NamedTuple, Self
 
@@ -12,6 +13,17 @@ from aligners.maps.base import MORE_ROWS
 from aligners.maps.matrices import batch_inverse
 from aligners.maps.solvers import determined_svd
 from aligners.similarity.algebra.moments import Moments, squares
+
+# Directions below this share of a model's largest variance do not vary (as in CCA).
+TOLERANCE = 1e-8
+# In the search for a linear universe: variance of the noise on standardised states,
+# iterations of L-BFGS, and the smallest variance assumed of a feature of scaled states.
+NOISE = 1e-3
+ROUNDS = 60
+SMALL = 1e-3
+# Bounds on the sum over models of a direction's squared correlations: see `shared_variance`.
+SHARED_BY_ALL = 0.75
+SHARED_BY_ONE = 1.5
 
 
 class JointMoments(NamedTuple):
@@ -36,11 +48,14 @@ class JointMoments(NamedTuple):
             models: k.
         """
         pairs = all_pairs(models)
-        mean_x, mean_y, xx, yy, xy = (
-            part.unflatten(0, (len(pairs), -1)) for part in moments[1:]
-        )
-        mean = mean_x.new_zeros(models, *mean_x.shape[1:])
-        scatter = xx.new_zeros(models, models, *xx.shape[1:])
+        by_pair = []
+        for part in moments[1:]:
+            by_pair.append(part.unflatten(0, (len(pairs), -1)))
+        mean_x, mean_y, xx, yy, xy = by_pair
+
+        _, sites, width = mean_x.shape
+        mean = mean_x.new_zeros(models, sites, width)
+        scatter = xx.new_zeros(models, models, sites, width, width)
         for p, (i, j) in enumerate(pairs):
             mean[i] = mean_x[p]
             mean[j] = mean_y[p]
@@ -53,21 +68,24 @@ class JointMoments(NamedTuple):
     @property
     def variance(self) -> Tensor:
         """Mean variance over the dimensions of each model at each site, (k, S)."""
-        return _within(self.scatter).diagonal(dim1=-2, dim2=-1).mean(-1) / self.n
+        sums = squares(_within(self.scatter))
+        return sums.mean(-1) / self.n
 
     def scaled(self) -> Self:
-        """The moments of states divided by their root mean variance, one number for each model and site."""
-        scale = self.variance.sqrt()[..., None]
+        """The moments of states divided by one number per model and site, their root mean variance."""
+        scale = self.variance.sqrt()
+        both = torch.einsum("is,js->ijs", scale, scale)
         return self._replace(
-            mean=self.mean / scale,
-            scatter=self.scatter / (scale[:, None] * scale[None])[..., None],
+            mean=self.mean / scale[..., None],
+            scatter=self.scatter / both[..., None, None],
         )
 
     def own(self) -> Moments:
         """The moments of every model with itself, centred, at k · S places, model after model."""
         own = _within(self.scatter).flatten(0, 1)
         mean = self.mean.flatten(0, 1)
-        return Moments(self.n, mean, torch.zeros_like(mean), own, own, own)
+        zeros = torch.zeros_like(mean)
+        return Moments(self.n, mean, zeros, own, own, own)
 
     def mapped(self, weights: Tensor) -> Moments:
         """The moments of every model's states with (x_i − x̄_i) W_i, at k · S places, model after model.
@@ -82,7 +100,7 @@ class JointMoments(NamedTuple):
 
 
 def _within(blocks: Tensor) -> Tensor:
-    """Of blocks (k, k, ...) between models, those of each model with itself, (k, ...)."""
+    """The blocks of each model with itself, (k, k, ...) -> (k, ...)."""
     return blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
 
 
@@ -99,30 +117,27 @@ def paired_rows(states: Tensor, models: int) -> tuple[Tensor, Tensor]:
         models: k.
     """
     by_model = states.unflatten(0, (models, -1))
-    first, second = (list(numbers) for numbers in zip(*all_pairs(models), strict=True))
-    return by_model[first].flatten(0, 1), by_model[second].flatten(0, 1)
+    pairs = torch.tensor(all_pairs(models), device=states.device)
+    x = by_model[pairs[:, 0]]
+    y = by_model[pairs[:, 1]]
+    return x.flatten(0, 1), y.flatten(0, 1)
 
 
-TOLERANCE = (
-    1e-8  # as in CCA: directions with less of a model's largest variance do not vary
-)
-NOISE, ROUNDS = (
-    1e-3,
-    60,
-)  # variance of what is added to standardised states; iterations of L-BFGS
-SMALL = 1e-3  # the least variance that features of scaled states are taken to have
+# ---------------------------------------------------------------------- the best linear universe
 
 
 def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> Tensor:
     """The linear bijections whose first m coordinates map the scaled states of k models into each other best.
 
-    W = [A, R] is the bijection of a model, and B the first m rows of W⁻¹. What is minimised is the mean over i ≠ j of
-    E ‖(x_i + ε) A_i B_j − x_j‖² / d_j, by L-BFGS, site by site. The noise ε is in proportion to each feature's
-    deviation: without it directions that do not vary would be free, and were it alike in all, a few large features,
-    which language models have, would leave nothing of the others. For the same reason the search takes its steps from
-    `shared_rotations` of standardised states. That settles the space up to a linear map of it. In the space that is
-    taken an error counts alike in every direction once it is mapped back, on average over the models: the mean of
-    B_j B_jᵀ is the identity. Of R only the span is settled: its columns become orthonormal.
+    W = [A, R] is the bijection of a model, and B the first m rows of W⁻¹. L-BFGS minimises, site by site, the mean over
+    i ≠ j of E ‖(x_i + ε) A_i B_j − x_j‖² / d_j. The noise ε is proportional to each feature's standard deviation.
+    Without noise, directions that do not vary would be free. Noise of one size for all features would leave nothing but
+    the few large features that language models have. For the same reason the search works on standardised states and
+    starts from their `shared_rotations`.
+
+    This settles the space up to a linear map. We choose the space in which the mean of B_j B_jᵀ over the models is the
+    identity, so that an error counts alike in every direction once it is mapped back. Of R only the span is settled:
+    its columns become orthonormal.
 
     Args:
         joint: of the fitting rows.
@@ -133,9 +148,11 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
         W, (k, S, d, d), for centred states divided by their root mean variance; zero beyond a model's width.
     """
     scaled = joint.scaled()
-    variances = squares(_within(scaled.scatter)) / scaled.n
-    deviations = variances.clamp(min=SMALL).sqrt()  # (k, S, d)
-    standardised = scaled._replace(scatter=scaled.scatter / _outer(deviations))
+    sums = squares(_within(scaled.scatter))
+    variances = (sums / scaled.n).clamp(min=SMALL)
+    deviations = variances.sqrt()  # (k, S, d)
+    sizes = torch.einsum("isa,jsb->ijsab", deviations, deviations)
+    standardised = scaled._replace(scatter=scaled.scatter / sizes)
     starts = shared_rotations(standardised, widths, shared)
     covariances = standardised.scatter / standardised.n
 
@@ -148,14 +165,34 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
             widths,
             shared,
         )
-        for i, weights in enumerate(search.run()):
-            found[i, site, : widths[i], : widths[i]] = weights
+        for maps, weights in zip(found, search.run(), strict=True):
+            width = len(weights)
+            maps[site, :width, :width] = weights
     return found
 
 
-def _outer(values: Tensor) -> Tensor:
-    """Products of all models' values (k, S, d) with each other's, (k, k, S, d, d)."""
-    return values[:, None, :, :, None] * values[None, :, :, None]
+@dataclass
+class _Member:
+    """One model in a search, of width d.
+
+    Attributes:
+        deviations: of its features, (d,).
+        noisy: covariance of its standardised states with noise, (d, d).
+        weights: W of standardised states, (d, d).
+    """
+
+    deviations: Tensor
+    noisy: Tensor
+    weights: Tensor
+
+    @property
+    def width(self) -> int:
+        return len(self.deviations)
+
+    def back(self, shared: int) -> Tensor:
+        """B, (m, d)."""
+        inverse = batch_inverse(self.weights)
+        return inverse[:shared] * self.deviations
 
 
 class _LeastError:
@@ -177,26 +214,32 @@ class _LeastError:
         widths: Sequence[int],
         shared: int,
     ) -> None:
-        self.widths = widths
         self.shared = shared
-        self.deviations: list[Tensor] = []
-        self.weights: list[Tensor] = []
-        self.within: list[Tensor] = []
+        self.members: list[_Member] = []
         for i, width in enumerate(widths):
-            self.deviations.append(deviations[i, :width])
-            self.weights.append(starts[i, :width, :width].clone().requires_grad_())
             own = covariances[i, i, :width, :width]
-            self.within.append(own + NOISE * torch.eye(width).to(own))
+            noise = NOISE * torch.eye(width).to(own)
+            start = starts[i, :width, :width].clone()
+            self.members.append(
+                _Member(
+                    deviations=deviations[i, :width],
+                    noisy=own + noise,
+                    weights=start.requires_grad_(),
+                )
+            )
         self.between: list[tuple[int, int, Tensor]] = []
         for i, j in permutations(range(len(widths)), 2):
             block = covariances[i, j, : widths[i], : widths[j]]
-            self.between.append((i, j, block * self.deviations[j]))
+            weighted = block * self.members[j].deviations
+            self.between.append((i, j, weighted))
 
     @torch.enable_grad()
     def run(self) -> list[Tensor]:
         """Return W of each model, (d_i, d_i)."""
         optimizer = torch.optim.LBFGS(
-            self.weights, max_iter=ROUNDS, line_search_fn="strong_wolfe"
+            [member.weights for member in self.members],
+            max_iter=ROUNDS,
+            line_search_fn="strong_wolfe",
         )
 
         def closure() -> Tensor:
@@ -208,37 +251,46 @@ class _LeastError:
         optimizer.step(closure)
         return self._settled()
 
-    def _back(self) -> list[Tensor]:
-        """B of each model, (m, d_i)."""
-        inverses = [batch_inverse(weight)[: self.shared] for weight in self.weights]
-        return [b * size for b, size in zip(inverses, self.deviations, strict=True)]
-
     def _error(self) -> Tensor:
-        into = [weight[:, : self.shared] for weight in self.weights]
-        back = self._back()
-        spread = torch.stack(
-            [a.mT @ c @ a for a, c in zip(into, self.within, strict=True)]
-        )
-        counts = torch.stack(
-            [b @ b.mT / width for b, width in zip(back, self.widths, strict=True)]
-        )
-        error = (spread.sum(0) * counts.sum(0)).sum() - (spread * counts).sum()
+        """The error that is minimised, but for a constant."""
+        into = []
+        back = []
+        spreads = []  # AᵀΣA
+        sizes = []  # B Bᵀ / d
+        for member in self.members:
+            a = member.weights[:, : self.shared]
+            b = member.back(self.shared)
+            into.append(a)
+            back.append(b)
+            spreads.append(a.mT @ member.noisy @ a)
+            sizes.append(b @ b.mT / member.width)
+
+        spread = torch.stack(spreads)
+        size = torch.stack(sizes)
+        of_all = spread.sum(0) * size.sum(0)
+        of_itself = spread * size
+        error = of_all.sum() - of_itself.sum()
         for i, j, block in self.between:
-            error = error - 2 * (into[i].mT @ block * back[j]).sum() / self.widths[j]
+            agreement = into[i].mT @ block * back[j]
+            width = self.members[j].width
+            error = error - 2 * agreement.sum() / width
         return error
 
     @torch.no_grad()
     def _settled(self) -> list[Tensor]:
-        """The maps in the space in which the mean of B Bᵀ is the identity, each with an orthonormal rest."""
-        back = self._back()
-        values, vectors = torch.linalg.eigh(
-            torch.stack([b @ b.mT for b in back]).mean(0)
-        )
-        root = (vectors * values.sqrt()) @ vectors.mT
+        """The maps into the space in which the mean of B Bᵀ is the identity, with orthonormal rests."""
+        shared = self.shared
+        back = [member.back(shared) for member in self.members]
+        sizes = torch.stack([b @ b.mT for b in back])
+        values, vectors = torch.linalg.eigh(sizes.mean(0))
+        root = _with_values(vectors, values.sqrt())
+
         found = []
-        for weight, size, b in zip(self.weights, self.deviations, back, strict=True):
-            into = weight[:, : self.shared] @ root / size[:, None]
-            rest = torch.linalg.svd(b).Vh[self.shared :].mT
+        for member, b in zip(self.members, back, strict=True):
+            into = member.weights[:, :shared] @ root
+            into = into / member.deviations[:, None]
+            _, _, vh = torch.linalg.svd(b)
+            rest = vh[shared:].mT
             found.append(torch.cat([into, rest], 1))
         return found
 
@@ -253,13 +305,19 @@ def shared_rotations(joint: JointMoments, widths: Sequence[int], shared: int) ->
         widths: of the models; states of narrower ones end in zeros.
         shared: m.
     """
-    parts = _leading(joint.scatter, shared)[0]
+    parts, _ = _leading(joint.scatter, shared)
     found = torch.zeros_like(joint.scatter[0])
     for i, width in enumerate(widths):
-        polar = _polar(parts[i, :, :width])
-        found[i, :, :width, :shared] = polar
-        found[i, :, :width, shared:width] = torch.linalg.svd(polar)[0][..., shared:]
+        part = parts[i, :, :width]
+        u, _, vh = determined_svd(part)
+        polar = u @ vh  # the nearest orthonormal columns
+        u, _, _ = torch.linalg.svd(polar)
+        rotation = torch.cat([polar, u[..., shared:]], -1)
+        found[i, :, :width, :width] = rotation
     return found
+
+
+# ---------------------------------------------------------------------- canonical correlations of all models
 
 
 def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -277,95 +335,89 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
         (k, S, d, d).
 
     Raises:
-        ValueError: there are no more rows than the models have dimensions together, which any states would fit.
+        ValueError: there are no more rows than the models have dimensions together, so that any states would fit.
     """
-    dimensions = int(
-        (squares(_within(joint.scatter)) > 0).sum((0, 2)).max()
-    )  # padding does not vary
+    varies = squares(_within(joint.scatter)) > 0  # padding does not
+    each_site = varies.sum((0, 2))
+    dimensions = int(each_site.max())
     if joint.n <= dimensions:
         raise UserError(
             f"MAXVAR expects more fitting rows than the {len(joint.mean)} models have dimensions together, "
             f"{dimensions}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
         )
     roots, inverses, white = _whitened(joint)
-    vectors, values = _leading(white, joint.mean.shape[-1])
-    size = values.clamp(min=0).sqrt()[:, None]
-    return inverses @ vectors * size, (roots @ vectors * size).mT
-
-
-SHARED_BY_ALL, SHARED_BY_ONE = (
-    0.75,
-    1.5,
-)  # of a direction's squared correlations, added up over the models
+    width = joint.mean.shape[-1]
+    vectors, values = _leading(white, width)
+    size = values.clamp(min=0).sqrt().unsqueeze(1)
+    into = inverses @ vectors * size
+    back = roots @ vectors * size
+    return into, back.mT
 
 
 def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
-    """How much of each model's variance lies in directions that all models share, or some, or itself alone.
+    """How much of each model's variance lies in directions of all models, of some, or of it alone.
 
-    MAXVAR over all directions that the models have together: those of unit variance along which the squared
-    correlations with the models, added up, are largest. A direction that all k have has the sum k, one that is a single
-    model's the sum 1. It counts as shared by all from `SHARED_BY_ALL` · k on, and as one model's own below
-    `SHARED_BY_ONE`. Together they hold every model's whole variance.
+    This is MAXVAR over all directions that the models have together: those of unit variance along which the sum over
+    models of squared correlations is largest. The sum is k for a direction that all models have, and 1 for one that a
+    single model has. A direction counts as shared by all from `SHARED_BY_ALL` · k on, and as one model's own below
+    `SHARED_BY_ONE`. Together the directions hold every model's whole variance.
 
     Args:
-        joint: of the fitting rows; there have to be many more than dimensions of all models together.
+        joint: of the fitting rows; many more than all models together have dimensions.
 
     Returns:
         Shares of the variance in directions of all, some and one model, (3, k, S), and the share in the first m
         directions, m = 1, ..., k d: (k, S, k d).
     """
-    models = len(joint.mean)
-    width = joint.mean.shape[-1]
+    models, _, width = joint.mean.shape
     roots, _, white = _whitened(joint)
     vectors, values = _leading(white, models * width)
-    held = (roots @ vectors).square().sum(-2) * values.clamp(min=0)  # (k, S, k d)
-    held /= (
-        _within(joint.scatter / joint.n).diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
-    )
+    loadings = (roots @ vectors).square()
+    held = loadings.sum(-2) * values.clamp(min=0)  # (k, S, k d)
+    covariance = _within(joint.scatter / joint.n)
+    held /= squares(covariance).sum(-1, keepdim=True)
+
     everyone = values >= SHARED_BY_ALL * models
     alone = values < SHARED_BY_ONE
-    groups = torch.stack(
-        [(held * chosen).sum(-1) for chosen in (everyone, ~everyone & ~alone, alone)]
-    )
-    return groups, held.cumsum(-1)
+    some = ~(everyone | alone)
+    groups = torch.stack([everyone, some, alone])
+    shares = (held * groups[:, None]).sum(-1)
+    return shares, held.cumsum(-1)
 
 
 def _whitened(joint: JointMoments) -> tuple[Tensor, Tensor, Tensor]:
     """Roots of the models' covariances, their pseudo-inverses, and the covariances of whitened states."""
     covariance = joint.scatter / joint.n
     roots, inverses = _roots(_within(covariance))
-    return (
-        roots,
-        inverses,
-        torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses),
-    )
+    white = torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
+    return roots, inverses, white
 
 
 def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
+    """Leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
     models, _, _, width, _ = blocks.shape
-    values, vectors = torch.linalg.eigh(
-        blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
-    )
-    parts = vectors[..., -most:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
-    return parts, values[:, -most:].flip(-1)
-
-
-def _polar(matrices: Tensor) -> Tensor:
-    """The nearest orthogonal matrices, (S, d, d) -> (S, d, d)."""
-    u, _, vh = determined_svd(matrices)
-    return u @ vh
+    by_rows = blocks.permute(2, 0, 3, 1, 4)  # (S, k, d, k, d)
+    whole = by_rows.flatten(3, 4).flatten(1, 2)
+    values, vectors = torch.linalg.eigh(whole)
+    leading = vectors[..., -most:].flip(-1)
+    parts = leading.unflatten(1, (models, width))
+    leading_values = values[:, -most:].flip(-1)
+    return parts.movedim(1, 0), leading_values
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ^(1/2) and its pseudo-inverse; directions that do not vary are left out of both."""
+    """Σ^(1/2) and its pseudo-inverse; both leave out directions that do not vary."""
     values, vectors = torch.linalg.eigh(covariance)
     varies = values > TOLERANCE * values[..., -1:]
-    root = values.clamp(min=0).sqrt() * varies
-    inverse = torch.where(varies, 1 / values.clamp(min=1e-300).sqrt(), 0.0)
-    return vectors * root[..., None, :] @ vectors.mT, vectors * inverse[
-        ..., None, :
-    ] @ vectors.mT
+    sizes = values.clamp(min=1e-300).sqrt()
+    root = _with_values(vectors, values.clamp(min=0).sqrt() * varies)
+    inverse = _with_values(vectors, torch.where(varies, 1 / sizes, 0.0))
+    return root, inverse
+
+
+def _with_values(vectors: Tensor, values: Tensor) -> Tensor:
+    """The symmetric matrices with these eigenvectors and eigenvalues."""
+    return vectors * values[..., None, :] @ vectors.mT
 
 
 def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -381,15 +433,17 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     """
     covariance = joint.scatter / joint.n
     models = len(joint.mean)
-    variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
-    along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(
-        -1
-    )  # (k, k, S, d)
-    within = _within(along)
-    shared = along.sum(1) - within
-    others = along.sum((0, 1)) - 2 * along.sum(1) + within
-    both = within * others
+    of_mean = covariance.sum((0, 1)) / models**2
+    variance, axes = torch.linalg.eigh(of_mean)
+    along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes)
+    along = along.flip(-1)  # (k, k, S, d)
+
+    own = _within(along)
+    with_all = along.sum(1)
+    shared = with_all - own
+    others = along.sum((0, 1)) - 2 * with_all + own
+    both = own * others
     varies = both > 1e-20 * both.amax(-1, keepdim=True)
-    return variance.flip(-1), torch.where(
-        varies, shared.square() / torch.where(varies, both, 1.0), 0.0
-    )
+    explained = shared.square() / torch.where(varies, both, 1.0)
+    explained = torch.where(varies, explained, 0.0)
+    return variance.flip(-1), explained

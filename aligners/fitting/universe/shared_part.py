@@ -1,10 +1,11 @@
 """Bijections of models whose widths differ: the first coordinates are shared, the rest is each model's own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import (
@@ -21,10 +22,10 @@ from aligners.similarity.algebra.moments import Moments, squares
 class SharedPart(Aligner):
     """Bijections on the widths of k models, of which the first m coordinates are shared: k · S places.
 
-    `forward` takes a state of model i to the first m coordinates of its bijection, and `inverse` completes m
-    coordinates by zeros and takes them back. What training makes of the coordinates of the rest at zero is what the
-    model's states have there on average, given the shared ones: a conditional mean, as curved as the network is.
-    From a state through any other models and back, the m coordinates come back exactly.
+    `forward` takes a state of model i to the first m coordinates of its bijection. `inverse` completes m coordinates
+    with zeros and takes them back. Through training, zero stands for what the model's states have on average in the
+    other coordinates, given the shared ones: a conditional mean, as curved as the network is. The m coordinates of a
+    state come back exactly from a trip through any other models.
 
     Args:
         sites: k · S, model after model.
@@ -56,17 +57,12 @@ class SharedPart(Aligner):
                 f"Expected `shared` to be 1 to {min(widths)}, the smallest width, but got {d_y}."
             )
         self.widths = list(widths)
-        self.networks = {}
-        for name, kind in networks.items():
-            self.networks[name] = {
-                "class": kind["class"],
-                "options": dict(kind["options"]),
-            }
+        self.networks = {name: plain_kind(kind) for name, kind in networks.items()}
         self.banks = nn.ModuleDict()
         self.of_width = _places_by_width(widths, sites // len(widths))
         for width, places in self.of_width.items():
             size = {"sites": len(places), "d_x": width, "d_y": width}
-            bank = build_aligner({**networks[str(width)], **size})
+            bank = build_aligner({**self.networks[str(width)], **size})
             if not bank.bijective:
                 raise UserError(
                     f"A shared part expects bijections, but {type(bank).__name__} is none. Use INN."
@@ -79,61 +75,75 @@ class SharedPart(Aligner):
     def of(
         cls, banks: Mapping[int, Aligner], widths: Sequence[int], shared: int
     ) -> Self:
-        """The shared part of bijections that are there.
+        """The shared part of given bijections.
 
         Args:
             banks: by width.
             widths: of the models.
             shared: m.
         """
-        networks = {str(width): kind_of(bank) for width, bank in banks.items()}
-        sites = sum(bank.sites for bank in banks.values())
+        networks = {}
+        sites = 0
+        for width, bank in banks.items():
+            networks[str(width)] = kind_of(bank)
+            sites += bank.sites
         made = cls(sites, max(widths), shared, widths=widths, networks=networks)
         for width, bank in banks.items():
-            made.banks[str(width)].load_state_dict(bank.state_dict())
+            made.bank(width).load_state_dict(bank.state_dict())
         return made
+
+    def bank(self, width: int) -> Aligner:
+        """The bijections of a width."""
+        return cast(Aligner, self.banks[str(width)])
 
     def of_model(self, i: int) -> Self:
         """That of one model, on its own width, frozen."""
         a_model = self.sites // len(self.widths)
         width = self.widths[i]
         start = self.of_width[width].index(i * a_model)
-        bank = cast(Aligner, self.banks[str(width)])
-        taken = take_places(bank, slice(start, start + a_model))
-        return self.of({width: taken}, [width], self.d_y).requires_grad_(False).eval()
+        places = slice(start, start + a_model)
+        taken = take_places(self.bank(width), places)
+        part = self.of({width: taken}, [width], self.d_y)
+        return part.requires_grad_(False).eval()
 
     @classmethod
     def joined(cls, parts: Sequence["SharedPart"]) -> Self:
-        """Those of single models together, frozen."""
-        widths = [part.d_x for part in parts]
-        banks = {}
-        for width in dict.fromkeys(widths):
-            name = str(width)
-            of_width = [
-                cast(Aligner, part.banks[name]) for part in parts if part.d_x == width
-            ]
-            banks[width] = join_banks(of_width)
-        return cls.of(banks, widths, parts[0].d_y).requires_grad_(False).eval()
+        """One of the models of all, in this order, frozen."""
+        widths: list[int] = []
+        by_width: dict[int, list[Aligner]] = {}
+        for part in parts:
+            widths += part.widths
+            for width in part.of_width:
+                by_width.setdefault(width, []).append(part.bank(width))
+        banks = {width: join_banks(each) for width, each in by_width.items()}
+        whole = cls.of(banks, widths, parts[0].d_y)
+        return whole.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """(k · S, N, d_x) -> (k · S, N, m)."""
-        out = x.new_empty(*x.shape[:2], self.d_y)
-        for width, places, bank in self._each():
-            out[places] = bank(x[places, :, :width])[..., : self.d_y]
+        rows = x.shape[1]
+        out = x.new_empty(self.sites, rows, self.d_y)
+        for width, places in self.of_width.items():
+            own = x[places, :, :width]
+            mapped = self.bank(width)(own)
+            out[places] = mapped[..., : self.d_y]
         return out
 
     def inverse(self, y: Tensor) -> Tensor:
         """(k · S, N, m) -> (k · S, N, d_x)."""
-        out = y.new_zeros(*y.shape[:2], self.d_x)
-        for width, places, bank in self._each():
-            completed = nn.functional.pad(y[places], (0, width - self.d_y))
-            out[places, :, :width] = bank.inverse(completed)
+        rows = y.shape[1]
+        out = y.new_zeros(self.sites, rows, self.d_x)
+        for width, places in self.of_width.items():
+            completed = pad(y[places], (0, width - self.d_y))
+            out[places, :, :width] = self.bank(width).inverse(completed)
         return out
 
     def fit(self, moments: Moments) -> None:
         """Start each bijection as its class does, from the moments of its model's states with as many targets."""
-        for bank, _, own in self._own(moments):
-            bank.fit(own)
+        self._set_variances(moments)
+        for width, places in self.of_width.items():
+            own = cut(moments, places, width, width)
+            self.bank(width).fit(own)
 
     def start_at(self, moments: Moments, start: Tensor) -> None:
         """Set the untrained bijections to given linear ones.
@@ -142,45 +152,49 @@ class SharedPart(Aligner):
             moments: of states, and of what the bijections make of them.
             start: the bijections, as `INN.start_at` takes them, (k · S, d_x, d_x); zero beyond a model's width.
         """
-        for bank, places, own in self._own(moments):
-            bank.start_at(own, start[places, : own.xx.shape[-1], : own.xx.shape[-1]])
+        self._set_variances(moments)
+        for width, places in self.of_width.items():
+            own = cut(moments, places, width, width)
+            bank: Any = self.bank(width)
+            bank.start_at(own, start[places, :width, :width])
 
-    def _own(self, moments: Moments) -> Iterator[tuple[Any, list[int], Moments]]:
-        """Every bank, its places, and the moments of its models; sets the variances."""
-        self.variance_x.copy_(squares(moments.xx).mean(-1) / moments.n)
-        self.variance_y.copy_(squares(moments.yy)[:, : self.d_y].mean(-1) / moments.n)
-        for width, places, bank in self._each():
-            yield bank, places, cut(moments, places, width, width)
+    def _set_variances(self, moments: Moments) -> None:
+        x = squares(moments.xx)
+        y = squares(moments.yy)[:, : self.d_y]
+        self.variance_x.copy_(x.mean(-1) / moments.n)
+        self.variance_y.copy_(y.mean(-1) / moments.n)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of the shared coordinates plus that of the states that they come from, (k · S,)."""
-        there = (self(x) - y).square().mean((1, 2)) / self.variance_y
-        return there + (self.inverse(y) - x).square().mean((1, 2)) / self.variance_x
+        there = (self(x) - y).square().mean((1, 2))
+        back = (self.inverse(y) - x).square().mean((1, 2))
+        return there / self.variance_y + back / self.variance_x
 
     def places(self, name: str) -> Sequence[int] | slice:
         """Those of the models of a width."""
-        part, *rest = name.split(".")
-        if part != "banks":
+        if not name.startswith("banks."):
             return slice(None)
-        return self.of_width[int(rest[0])]
+        width = name.split(".")[1]
+        return self.of_width[int(width)]
 
     def start_names(self) -> Sequence[str]:
         """The start at every place."""
         names = [""] * self.sites
-        for _, places, bank in self._each():
-            for place, name in zip(places, bank.start_names(), strict=True):
+        for width, places in self.of_width.items():
+            starts = self.bank(width).start_names()
+            for place, name in zip(places, starts, strict=True):
                 names[place] = name
         return names
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """As the bijections have it."""
         _, width, rest = name.split(".", 2)
-        return cast(Aligner, self.banks[width]).fan_in(rest, parameter)
+        return self.bank(int(width)).fan_in(rest, parameter)
 
-    def _each(self) -> Iterator[tuple[int, list[int], Any]]:
-        """Every width, the places that have it, and their bank."""
-        for width, places in self.of_width.items():
-            yield width, places, self.banks[str(width)]
+
+def plain_kind(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Class and options of an aligner as a plain dictionary, whatever mapping they came in."""
+    return {"class": kind["class"], "options": dict(kind["options"])}
 
 
 def _places_by_width(widths: Sequence[int], a_model: int) -> dict[int, list[int]]:
@@ -193,10 +207,17 @@ def _places_by_width(widths: Sequence[int], a_model: int) -> dict[int, list[int]
 
 
 def cut(moments: Moments, places: list[int] | slice, x: int, y: int) -> Moments:
-    """Moments of some places, and of the first x and y dimensions; what there is not of the latter is zero."""
+    """Moments of some places, and of the first x and y dimensions; zero where the latter do not exist."""
     n, mean_x, mean_y, xx, yy, xy = moments_at(moments, places)
-    more = max(0, y - yy.shape[-1])
-    mean_y = nn.functional.pad(mean_y, (0, more))[:, :y]
-    yy = nn.functional.pad(yy, (0, more, 0, more))[:, :y, :y]
-    xy = nn.functional.pad(xy, (0, more))[:, :x, :y]
-    return Moments(n, mean_x[:, :x], mean_y, xx[:, :x, :x], yy, xy)
+    missing = max(0, y - yy.shape[-1])
+    mean_y = pad(mean_y, (0, missing))
+    yy = pad(yy, (0, missing, 0, missing))
+    xy = pad(xy, (0, missing))
+    return Moments(
+        n=n,
+        mean_x=mean_x[:, :x],
+        mean_y=mean_y[:, :y],
+        xx=xx[:, :x, :x],
+        yy=yy[:, :y, :y],
+        xy=xy[:, :x, :y],
+    )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import build_aligner, kind_of
+from aligners.fitting.universe.shared_part import plain_kind
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
 from aligners.maps.solvers import least_squares
@@ -51,13 +52,14 @@ class ThroughSpace(Aligner):
         self.needs_equal_width = space is None
         super().__init__(sites, d_x, d_y)
         self.space = space
-        self.network = _plain(network)
-        self.network_y = None if network_y is None else _plain(network_y)
-        into = {**self.network, "sites": sites, "d_x": d_x, "d_y": space or d_x}
-        out_of = {**(self.network_y or self.network), "sites": sites, "d_x": d_y}
-        out_of["d_y"] = space or d_y
-        self.into = build_aligner(into)
-        self.out_of = build_aligner(out_of)
+        self.network = plain_kind(network)
+        self.network_y = None
+        if network_y is not None:
+            self.network_y = plain_kind(network_y)
+        into = {**self.network, "sites": sites}
+        out_of = {**(self.network_y or self.network), "sites": sites}
+        self.into = build_aligner({**into, "d_x": d_x, "d_y": space or d_x})
+        self.out_of = build_aligner({**out_of, "d_x": d_y, "d_y": space or d_y})
         if not self.into.invertible:
             raise UserError(
                 f"ThroughSpace expects an invertible `network`, but got {network['class']}."
@@ -112,8 +114,9 @@ class ThroughSpace(Aligner):
         """FVU of g on the batch plus that of g⁻¹, (S,)."""
         if self.closed_form:
             return super().loss(x, y)
-        there = (self(x) - y).square().mean((1, 2)) / self.variance_y
-        return there + (self.inverse(y) - x).square().mean((1, 2)) / self.variance_x
+        there = (self(x) - y).square().mean((1, 2))
+        back = (self.inverse(y) - x).square().mean((1, 2))
+        return there / self.variance_y + back / self.variance_x
 
     def start_names(self) -> Sequence[str]:
         """The start of u at each site."""
@@ -134,10 +137,6 @@ class ThroughSpace(Aligner):
         return options
 
 
-def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
-    return {"class": kind["class"], "options": dict(kind["options"])}
-
-
 class TwoLinear(Affine):
     """A linear map, and beside it one back: two regressions, at any widths.
 
@@ -151,8 +150,6 @@ class TwoLinear(Affine):
 
     def fit(self, moments: Moments) -> None:
         """Solve both from moments, in float64."""
-        self.set_map(
-            moments,
-            least_squares(moments, SHRINKING),
-            least_squares(moments.swap(), SHRINKING),
-        )
+        there = least_squares(moments, SHRINKING)
+        back = least_squares(moments.swap(), SHRINKING)
+        self.set_map(moments, there, back)

@@ -1,20 +1,34 @@
-"""k models and the bijections that take their states into one space."""
+"""Universes: k models and the bijections that take their states into one space; their files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from aligners.fitting.saved_bank import describe_aligner, kind_of, restored, take_places
+from aligners.errors import UserError
+from aligners.fitting.saved_bank import (
+    BACKWARD,
+    FORWARD,
+    StoredBank,
+    describe_aligner,
+    kind_of,
+    load_bank,
+    records_at,
+    restored,
+    take_places,
+)
 from aligners.fitting.universe.joint import (
     JointMoments,
+    all_pairs,
     linear_universe,
     maxvar,
     shared_rotations,
 )
-from aligners.fitting.universe.shared_part import SharedPart
+from aligners.fitting.universe.shared_part import SharedPart, cut
 from aligners.fitting.universe.through import ThroughSpace
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -23,11 +37,8 @@ from aligners.similarity.algebra.moments import Moments, squares
 
 NETWORK = "universe"  # name of the trained maps in reports and files
 LINEAR = "gcca"  # that of the linear universe beside them
-CLOSED_UNIVERSES = (
-    LINEAR,
-    "procrustes",
-    "gcpa",
-)  # the last two are in earlier files alone
+# The last two are only in files of earlier versions.
+CLOSED_UNIVERSES = (LINEAR, "procrustes", "gcpa")
 
 RIVALS = 64  # rows that a mapped state is told apart from
 TEMPERATURE = 0.05  # divides the cosines
@@ -39,13 +50,13 @@ BETWEEN = (".pairs.", ".matrices")  # in names of such matrices
 class Universe(Aligner, registered=False):
     """k · S maps u_i into one shared space at each of S sites, fitted together; model after model, then site by site.
 
-    A state of model i becomes one of model j by u_j⁻¹(u_i(x)), so that k maps make all k (k − 1) directions, and going
-    from i to j to l is going from i to l. As an aligner it maps each model's states to what the others say of them. In
-    that the models of a site are not independent; sites are.
+    A state of model i becomes one of model j by u_j⁻¹(u_i(x)): k maps make all k (k − 1) directions, and going from i
+    over j to l is the same as going from i to l. As an aligner, a universe maps each model's states to what the others
+    say of them. So the models of a site are not independent of each other; sites are.
 
-    Nothing but agreement in every model's own space is asked for: from a space that shrinks or loses a direction there
-    would be no way back. What leaves all maps as they are, h ∘ u_i for any bijection h of the space, is not settled by
-    training: the space starts with unit scale, and may drift from it.
+    The loss asks for nothing but agreement in every model's own space: from a space that shrinks or loses a direction
+    there would be no way back. Training does not settle what leaves all maps between models as they are, h ∘ u_i for
+    any bijection h of the space: the space starts at unit scale, and may drift from it.
 
     Args:
         maps: u, a bank of k · S invertible maps from d to d, or to m shared coordinates: `SharedPart`.
@@ -54,10 +65,10 @@ class Universe(Aligner, registered=False):
 
     Attributes:
         contrastive: weight of telling a mapped state's partner apart from other rows: see `loss`.
-        turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. By default, its
-            place. With a number that goes with the row's text, the same rows give the same loss on any number of ranks.
-        rivals: turns (C,) and states (k · S, C, d) of the rows, of all ranks, that it is to be told apart from. By
-            default, the batch's own.
+        turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. Default: its place.
+            If the number depends on the row's text alone, the same rows give the same loss on any number of ranks.
+        rivals: turns (C,) and states (k · S, C, d) of the rows of all ranks that a mapped state is told apart from.
+            Default: the batch's own.
     """
 
     variance: Tensor
@@ -70,7 +81,9 @@ class Universe(Aligner, registered=False):
         super().__init__(maps.sites, maps.d_x, maps.d_y)
         self.maps = maps
         self.models = models
-        self.widths = list(widths or [maps.d_x] * models)
+        if not widths:
+            widths = [maps.d_x] * models
+        self.widths = list(widths)
         self.closed_form = maps.closed_form
         self.rows_needed = maps.rows_needed
         self.contrastive = CONTRASTIVE
@@ -87,19 +100,23 @@ class Universe(Aligner, registered=False):
             embedded: (k · S, N, m), in the shared space.
             shift: 1 to k − 1; 0: from itself.
         """
-        by_model = embedded.unflatten(0, (self.models, -1))
+        by_model = self._by_model(embedded)
         return self.maps.inverse(by_model.roll(-shift, 0).flatten(0, 1))
 
     def from_mean(self, embedded: Tensor) -> Tensor:
         """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
-        return self.maps.inverse(
-            _means_of_others(embedded.unflatten(0, (self.models, -1)))
-        )
+        means = _means_of_others(self._by_model(embedded))
+        return self.maps.inverse(means)
+
+    def _by_model(self, values: Tensor) -> Tensor:
+        """(k · S, ...) -> (k, S, ...)."""
+        return values.unflatten(0, (self.models, -1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
         others, order, _ = self._asked(self.embed(x), means=False)
-        return self.maps.inverse(others)[:, order.argsort()]
+        said = self.maps.inverse(others)
+        return said[:, order.argsort()]
 
     def fit(self, moments: Moments) -> None:
         """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
@@ -113,47 +130,59 @@ class Universe(Aligner, registered=False):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of every model as the others say, averaged over the models: (k · S,).
 
-        Half of the rows are predicted from one other model, each of these in its turn, and half from the mean of all
-        others in the shared space. The mean has less noise, but alone would let single models stray. This takes one
-        pass of the k maps and one of their inverses. What has the least error may still be nearer to another row than
-        to its own, so InfoNCE over cosines is added (van den Oord et al. 2018, arXiv 1807.03748, eq. 4), `contrastive`
-        times.
+        Half of the rows are predicted from one other model, each in its turn, and half from the mean of all others in
+        the shared space. The mean has less noise, but alone it would let single models stray. One loss takes one pass
+        of the k maps and one of their inverses. The prediction with the least error may still be nearer to another row
+        than to its own, so InfoNCE over cosines is added (van den Oord et al. 2018, arXiv 1807.03748, eq. 4), times
+        `contrastive`.
         """
         others, order, turns = self._asked(self.embed(x), means=True)
         said = self.maps.inverse(others)
         y = y[:, order]
-        losses = (said - y).square().mean(2) / self.variance[:, None]
+        errors = (said - y).square().mean(2)
+        losses = errors / self.variance[:, None]
         if self.contrastive:
-            losses = losses + self.contrastive * self._info_nce(said, y, turns)
-        return self.over_models(losses.sum(1) / max(1, len(order)))
+            nce = self._info_nce(said, y, turns)
+            losses = losses + self.contrastive * nce
+        rows = max(1, len(order))
+        return self.over_models(losses.sum(1) / rows)
 
     def _info_nce(self, said: Tensor, y: Tensor, turns: Tensor) -> Tensor:
-        """How badly each mapped row is told apart from others than its own, (k · S, N)."""
-        their_turns, rivals = self.rivals or (turns[:RIVALS], y[:, :RIVALS])
-        cosines = normalize(said, dim=2) @ normalize(rivals, dim=2).mT / TEMPERATURE
+        """How badly each mapped row is told apart from rows that are not its own, (k · S, N)."""
+        their_turns, rivals = turns[:RIVALS], y[:, :RIVALS]
+        if self.rivals is not None:
+            their_turns, rivals = self.rivals
+        directions = normalize(rivals, dim=2)
+        cosines = normalize(said, dim=2) @ directions.mT / TEMPERATURE
         itself = turns[:, None] == their_turns
-        cosines = cosines.masked_fill(itself, torch.finfo(cosines.dtype).min)
+        least = torch.finfo(cosines.dtype).min
+        cosines = cosines.masked_fill(itself, least)
         own = torch.cosine_similarity(said, y, dim=2) / TEMPERATURE
         return softplus(cosines.logsumexp(2) - own)
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
+        """In the place of every model, row by row, another one in its turn; with `means` also the mean of the others.
 
         Returns:
             (k · S, N, d), its rows sorted by turn, the places (N,) that they had, and their turns (N,).
         """
-        by_model = embedded.unflatten(0, (self.models, -1))
+        by_model = self._by_model(embedded)
         turns = self.turns
         if turns is None:
             turns = torch.arange(embedded.shape[1], device=embedded.device)
         shifts = self.models - 1
-        turn = turns % (2 * shifts if means else shifts)
+        answers = shifts
+        if means:
+            answers = 2 * shifts
+        turn = turns % answers
+
         rows = []
         parts = []
         for shift in range(1, self.models):
             chosen = (turn == shift - 1).nonzero().squeeze(1)
+            shifted = by_model[:, :, chosen].roll(-shift, 0)
             rows.append(chosen)
-            parts.append(by_model[:, :, chosen].roll(-shift, 0).flatten(0, 1))
+            parts.append(shifted.flatten(0, 1))
         if means:
             rest = (turn >= shifts).nonzero().squeeze(1)
             rows.append(rest)
@@ -162,8 +191,9 @@ class Universe(Aligner, registered=False):
         return torch.cat(parts, 1), order, turns[order]
 
     def over_models(self, values: Tensor) -> Tensor:
-        """The mean over the models at each place of a site, (k · S,): what belongs together stops and goes together."""
-        return values.unflatten(0, (self.models, -1)).mean(0).repeat(self.models)
+        """The mean over the models of a site at each of its places, (k · S,): the maps of a site train together."""
+        means = self._by_model(values).mean(0)
+        return means.repeat(self.models)
 
     def start_names(self) -> Sequence[str]:
         """The start of every map."""
@@ -172,12 +202,13 @@ class Universe(Aligner, registered=False):
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """As the maps have it; of matrices between couplings, `CALM` times as many.
 
-        A state passes one network and the inverse of another one, which was made for other states: at the rate of a
-        lone network such matrices diverge.
+        A state passes through one network and the inverse of another, which was made for other states: at the rate of
+        a lone network such matrices diverge.
         """
         inputs = self.maps.fan_in(name.removeprefix("maps."), parameter)
-        if any(part in name for part in BETWEEN):
-            return CALM * inputs
+        for part in BETWEEN:
+            if part in name:
+                return CALM * inputs
         return inputs
 
     def places(self, name: str) -> Sequence[int] | slice:
@@ -203,25 +234,28 @@ class Universe(Aligner, registered=False):
         if isinstance(self.maps, SharedPart):
             return self.maps.of_model(i)
         sites = self.maps.sites // self.models
+        places = slice(i * sites, (i + 1) * sites)
+        taken = take_places(self.maps, places)
         width = self.widths[i]
-        taken = take_places(self.maps, slice(i * sites, (i + 1) * sites))
         if width == taken.d_x:
             return taken
         state = taken.state_dict()
-        for name in ("mean_x", "weight_back"):
-            state[name] = state[name][..., :width]
+        state["mean_x"] = state["mean_x"][..., :width]
+        state["weight_back"] = state["weight_back"][..., :width]
         state["weight"] = state["weight"][:, :width]
-        cut = restored({**describe_aligner(taken), "d_x": width}, state)
-        return cut.requires_grad_(False).eval()
+        narrow = restored({**describe_aligner(taken), "d_x": width}, state)
+        return narrow.requires_grad_(False).eval()
 
 
 def _means_of_others(by_model: Tensor) -> Tensor:
     """(k, S, N, d) -> (k · S, N, d)."""
-    return ((by_model.sum(0) - by_model) / (len(by_model) - 1)).flatten(0, 1)
+    others = by_model.sum(0) - by_model
+    means = others / (len(by_model) - 1)
+    return means.flatten(0, 1)
 
 
 def _start_network(maps: Aligner, joint: JointMoments) -> None:
-    """Start every INN as its model's map in the best linear universe, other networks as near as they can to a rotation.
+    """Start INNs as their models' maps in the best linear universe, and other networks as near to rotations as can be.
 
     The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
     amplifies what another model says there. In the best linear universe the inverses count.
@@ -232,13 +266,14 @@ def _start_network(maps: Aligner, joint: JointMoments) -> None:
         banks = list(maps.banks.values())
         widths = maps.widths
     scale = joint.variance.sqrt()[..., None, None]
-    if all(isinstance(bank, INN) and bank.mixing != "none" for bank in banks):
-        weights = linear_universe(joint, widths, maps.d_y) / scale
-        cast(INN, maps).start_at(joint.mapped(weights), weights.flatten(0, 1))
-    else:
-        maps.fit(
-            joint.mapped(shared_rotations(joint.scaled(), widths, maps.d_y) / scale)
-        )
+    for bank in banks:
+        if not isinstance(bank, INN) or bank.mixing == "none":
+            rotations = shared_rotations(joint.scaled(), widths, maps.d_y)
+            maps.fit(joint.mapped(rotations / scale))
+            return
+    weights = linear_universe(joint, widths, maps.d_y) / scale
+    moments = joint.mapped(weights)
+    cast(INN, maps).start_at(moments, weights.flatten(0, 1))
 
 
 def _fit_gcca(maps: Affine, joint: JointMoments) -> None:
@@ -247,4 +282,80 @@ def _fit_gcca(maps: Affine, joint: JointMoments) -> None:
     moments = joint.own()
     varies = squares(moments.xx) > 0  # what narrower models lack stays zero
     into = into.flatten(0, 1) * varies[..., None]
-    maps.set_map(moments, into, back.flatten(0, 1) * varies[:, None])
+    back = back.flatten(0, 1) * varies[:, None]
+    maps.set_map(moments, into, back)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def load_universe(path: Path | str) -> StoredBank:
+    """Read a file universe.safetensors, whose banks hold k · S places, model after model.
+
+    Raises:
+        ValueError: the file is missing, cannot be read, or holds something else.
+    """
+    bank = load_bank(path)
+    if bank.command != "universe":
+        raise UserError(
+            f"Expected a file of `train.py universe`, but {path} is of `train.py {bank.command}`."
+        )
+    return bank
+
+
+def sites_of(bank: StoredBank) -> list[tuple[int, ...]]:
+    """For each place of a universe's space the site of every model."""
+    own = [site for site, _ in bank.pairs[FORWARD]]
+    count = len(bank.data["sites"])
+    return [tuple(own[place::count]) for place in range(count)]
+
+
+def universes_of(bank: StoredBank) -> dict[str, Universe]:
+    """The trained universe of a file and its closed forms, by name, frozen."""
+    models = len(bank.data["models"])
+    widths = bank.data.get("widths")
+    universes = {}
+    for name, maps in bank.maps[FORWARD].items():
+        universe = Universe(maps, models, widths)
+        universes[name] = universe.requires_grad_(False).eval()
+    return universes
+
+
+def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
+    """For each pair of models its numbers, and its maps as `train.py fit` keeps them, with the universe's data.
+
+    The map from the first model into the second is u_j⁻¹ ∘ u_i; a bijective one is its own way back.
+    """
+    universes = universes_of(bank)
+    widths = universes[NETWORK].widths
+    sites = sites_of(bank)
+    count = len(sites)
+    for p, (i, j) in enumerate(all_pairs(len(widths))):
+        moments = bank.moments
+        if moments is not None:
+            places = slice(p * count, (p + 1) * count)
+            moments = cut(moments, places, widths[i], widths[j])
+        of_source = list(range(i * count, (i + 1) * count))
+        pairs = [(of[i], of[j]) for of in sites]
+        pair = replace(
+            bank,
+            command="fit",
+            maps=_maps_between(universes, i, j),
+            pairs={FORWARD: pairs, BACKWARD: pairs},
+            moments=moments,
+            training=records_at(bank.training, of_source),
+        )
+        yield i, j, pair
+
+
+def _maps_between(
+    universes: Mapping[str, Universe], i: int, j: int
+) -> dict[str, dict[str, Aligner]]:
+    """The maps from model i into j, and back where a map is no bijection: route -> name -> map."""
+    forward: dict[str, Aligner] = {}
+    backward: dict[str, Aligner] = {}
+    for name, universe in universes.items():
+        forward[name] = universe.map(i, j)
+        if not forward[name].bijective:
+            backward[name] = universe.map(j, i)
+    return {FORWARD: forward, BACKWARD: backward}

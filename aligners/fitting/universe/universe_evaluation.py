@@ -18,6 +18,7 @@ from aligners.fitting.map_errors import (
     FAR_COLUMNS,
     FarErrors,
     MapErrors,
+    TypeErrors,
     Way,
     error_rows,
 )
@@ -32,20 +33,26 @@ from aligners.fitting.universe.joint import (
     shared_variance,
 )
 from aligners.fitting.universe.through import TwoLinear
-from aligners.fitting.universe.type_errors import TypeErrors
-from aligners.fitting.universe.universe import LINEAR, NETWORK, Universe
-from aligners.fitting.universe.universe_files import sites_of, universes_of
+from aligners.fitting.universe.universe import (
+    LINEAR,
+    NETWORK,
+    Universe,
+    sites_of,
+    universes_of,
+)
 from aligners.maps.base import Aligner
 from aligners.models.model_identity import same_model
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moment_metrics import MomentsMetric
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
-HELD = "held"  # errors of the states that the shared part holds
-GROUPS = ("all", "some", "one")  # whose directions a model's variance lies in
+HELD = "held"  # key of the errors of what the shared part holds of the states
+# By which models a direction is shared in which a part of a model's variance lies.
+GROUPS = ("all", "some", "one")
 POINTS = 24  # of the curve of shared directions
-ROWS = 4  # for each dimension of all models, of which fewer make any states agree
-Ends = tuple[int, int]  # numbers of the models that a map is from and to
+# Fewest rows for each dimension of all models together: with fewer, any states agree.
+ROWS = 4
+Ends = tuple[int, int]  # numbers of the models that a map leads from and to
 
 
 class PairMap(NamedTuple):
@@ -56,8 +63,8 @@ class PairMap(NamedTuple):
         method: its name in reports.
         maps: the bank that it is part of.
         training: its outcome at each site.
-        ends: the models that it is from and to.
-        way: what maps, on the models' own widths.
+        ends: the models that it leads from and to.
+        way: the map itself, on the models' own widths.
     """
 
     key: str
@@ -90,14 +97,15 @@ class UniverseEvaluation(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.stored = stored = stored_of(stored)
-        self.members = [model["name"] for model in stored.data["models"]]
+        described = stored.data["models"]
+        self.members = [model["name"] for model in described]
         self.models = len(self.members)
         self.spaces = universes_of(stored)
         self.universes = nn.ModuleDict(self.spaces)
         self.widths = self.spaces[NETWORK].widths
         self.sites = sites_of(stored)
-        self.names = [_name(sites) for sites in self.sites]
-        pairs = between_members(against, stored.data["models"], self.sites)
+        self.names = list(map(_name, self.sites))
+        pairs = between_members(against, described, self.sites)
         self.pair_maps = list(_pair_maps(pairs))
         self.pair_banks = nn.ModuleList([pair.maps for pair in self.pair_maps])
         self.rows: list[dict[str, Any]] = []
@@ -113,7 +121,8 @@ class UniverseEvaluation(pl.LightningModule):
         self.far_errors = nn.ModuleDict()
         space = self.spaces[NETWORK]
         places = len(all_pairs(self.models)) * len(self.sites)
-        self.embedded = MomentsMetric(places, space.d_y, space.d_y).to(self.device)
+        embedded = MomentsMetric(places, space.d_y, space.d_y)
+        self.embedded = embedded.to(self.device)
         self.drawn = HeldOutRows(
             space.sites, space.d_x, space.d_x, seed=0, device=self.device
         )
@@ -124,16 +133,43 @@ class UniverseEvaluation(pl.LightningModule):
             self.by_type = TypeErrors(len(self.sites), types, ids, self.device)
 
     def on_test_start(self) -> None:
-        """Read the moments that the universe lacks after a model has joined it."""
+        """Prepare the sums; read the moments, too, if a model has joined the universe, which then lacks them."""
         if self.stored.moments is None:
-            moments = moments_of_states(
-                self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)}
-            )
+            moments = moments_of_states(self.stream, self._paired)
             self.stored.moments = moments["maps"]
             self._refit()
         self.joint = JointMoments.of(self.stored.moments, self.models)
         self.means = self.joint.mean.to(self.device)
         self.variance = self.joint.variance.flatten().to(self.device)
+        for name, universe in self.spaces.items():
+            for shift in range(1, self.models):
+                self.errors[f"{name}/{shift}"] = self._errors_of_all()
+            # closed forms that are bijective come from files of earlier versions
+            if name == NETWORK or universe.maps.bijective:
+                self.errors[f"{name}/trip"] = self._errors_of_all()
+                self.errors[f"{name}/cycle"] = self._errors_of_all()
+        if not self.spaces[NETWORK].maps.bijective:
+            self.errors[HELD] = self._errors_of_all()
+        for pair in self.pair_maps:
+            source, target = self._between(pair, self.means)
+            self.errors[pair.key] = MapErrors(source, target)
+        self.errors.to(self.device)
+
+    def _paired(self, batch: PairedBatch) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return {"maps": paired_rows(batch.x, self.models)}
+
+    def _errors_of_all(self) -> MapErrors:
+        """Errors of maps from the states of all models to those of all models."""
+        means = self.means.flatten(0, 1)
+        widths = torch.tensor(self.widths).repeat_interleave(len(self.sites))
+        return MapErrors(means, means, widths)
+
+    def _between(self, pair: PairMap, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Of values (k, ..., d), those of the two models of a map, on their own widths."""
+        i, j = pair.ends
+        source = values[i, ..., : self.widths[i]]
+        target = values[j, ..., : self.widths[j]]
+        return source, target
 
     def _refit(self) -> None:
         """Solve the linear universe of all models, beside which a newcomer's maps show whether a refit would pay."""
@@ -145,9 +181,8 @@ class UniverseEvaluation(pl.LightningModule):
         except UserError as error:  # with too few rows
             self.left_out[LINEAR] = str(error)
             return
-        self.spaces[LINEAR] = self.universes[LINEAR] = linear.requires_grad_(
-            False
-        ).eval()
+        linear.requires_grad_(False).eval()
+        self.spaces[LINEAR] = self.universes[LINEAR] = linear
         self.stored.maps[FORWARD][LINEAR] = maps
 
     # ------------------------------------------------------------------ the pass
@@ -155,125 +190,89 @@ class UniverseEvaluation(pl.LightningModule):
     def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Add the errors of every map on one batch."""
         self.drawn.add(batch.x, batch.x, batch.text, batch.rows.place)
+        for key, way, x, y in self._maps_on(batch.x):
+            self._errors(key).update(way, x, y, batch.rows.unseen)
         for name, universe in self.spaces.items():
-            self._add_universe(name, universe, batch)
-        for pair in self.pair_maps:
-            self._add_pair(pair, batch)
+            if f"{name}/trip" in self.errors:
+                self._add_trips(name, universe, batch.x)
+        self._add_to_space(batch)
         if batch.counterpart is not None:
             self._add_beside(batch.counterpart)
 
-    def _add_universe(self, name: str, universe: Universe, batch: PairedBatch) -> None:
-        """Add the errors of all maps of a universe and of its trips, and what describes the trained space."""
-        embedded = universe.embed(batch.x)
-        for shift in range(1, self.models):
-            mapped = universe.predicted(embedded, shift)
-            self._add(f"{name}/{shift}", _known(mapped), batch.x, batch)
-        if name == NETWORK:
-            self._add_trips_of_network(universe, embedded, batch)
-            self._add_to_space(universe, embedded, batch)
-        elif universe.maps.bijective:  # in files of earlier versions
-            self._add_trips(name, universe, batch.x, embedded, batch)
+    def _maps_on(self, states: Tensor) -> Iterator[tuple[str, Way, Tensor, Tensor]]:
+        """For every map its key, itself, and what it maps and should reach of states (k · S, N, d) of all models."""
+        for name, universe in self.spaces.items():
+            embedded = universe.embed(states)
+            for shift in range(1, self.models):
+                mapped = universe.predicted(embedded, shift)
+                yield f"{name}/{shift}", _known(mapped), states, states
+        by_model = states.unflatten(0, (self.models, -1))
+        for pair in self.pair_maps:
+            x, y = self._between(pair, by_model)
+            yield pair.key, pair.way, x, y
 
-    def _add_pair(self, pair: PairMap, batch: PairedBatch) -> None:
-        """Add the errors of a map between two models."""
-        x, y, (mean_x, mean_y) = self._between(pair, batch)
-        if pair.key not in self.errors:
-            self.errors[pair.key] = MapErrors(mean_x, mean_y).to(self.device)
-        cast(MapErrors, self.errors[pair.key]).update(pair.way, x, y, batch.rows.unseen)
+    def _errors(self, key: str) -> MapErrors:
+        return cast(MapErrors, self.errors[key])
 
-    def _add(self, key: str, way: Way, x: Tensor, batch: PairedBatch) -> None:
-        """Add the errors of what maps the states x of all models to themselves."""
-        if key not in self.errors:
-            means = self.means.flatten(0, 1)
-            widths = torch.tensor(self.widths).repeat_interleave(len(self.sites))
-            self.errors[key] = MapErrors(means, means, widths).to(self.device)
-        cast(MapErrors, self.errors[key]).update(way, x, x, batch.rows.unseen)
+    def _add_trips(self, name: str, universe: Universe, x: Tensor) -> None:
+        """Add the trip into the space and back, and that from a model over two others back to it.
 
-    def _between(
-        self, pair: PairMap, batch: PairedBatch
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """The rows x and y of the models of a map, on their own widths, and the means of both."""
-        i, j = pair.ends
-        by_model = batch.x.unflatten(0, (self.models, -1))
-        x = by_model[i, ..., : self.widths[i]]
-        y = by_model[j, ..., : self.widths[j]]
-        means = (
-            self.means[i, ..., : self.widths[i]],
-            self.means[j, ..., : self.widths[j]],
-        )
-        return x, y, means
-
-    def _add_trips_of_network(
-        self, universe: Universe, embedded: Tensor, batch: PairedBatch
-    ) -> None:
-        """Add the trips of what the shared part holds, which comes back exactly, and how much that is."""
-        x = batch.x
-        if not universe.maps.bijective:
-            x = universe.predicted(embedded, 0)
-            self._add(HELD, _known(x), batch.x, batch)
-            embedded = universe.embed(x)
-        self._add_trips(NETWORK, universe, x, embedded, batch)
-
-    def _add_trips(
-        self,
-        name: str,
-        universe: Universe,
-        x: Tensor,
-        embedded: Tensor,
-        batch: PairedBatch,
-    ) -> None:
-        """Add the trip into the space and back, and that from a model over two others back to it."""
+        Where the models share a part of their coordinates, what this part holds of the states makes the trips: it comes
+        back exactly.
+        """
+        if name == NETWORK and HELD in self.errors:
+            held = universe.predicted(universe.embed(x), 0)
+            self._errors(HELD).update(_known(held), x, x)
+            x = held
+        embedded = universe.embed(x)
+        back = universe.predicted(embedded, 0)
         over = universe.predicted(embedded, 1)
         for shift in (1, self.models - 2):
             over = universe.predicted(universe.embed(over), shift)
-        self._add(f"{name}/trip", _known(x, universe.predicted(embedded, 0)), x, batch)
-        self._add(f"{name}/cycle", _known(x, over), x, batch)
+        self._errors(f"{name}/trip").update(_known(x, back), x, x)
+        self._errors(f"{name}/cycle").update(_known(x, over), x, x)
 
-    def _add_to_space(
-        self, universe: Universe, embedded: Tensor, batch: PairedBatch
-    ) -> None:
+    def _add_to_space(self, batch: PairedBatch) -> None:
         """Add what the directions of the space, and the types that are shared least, are found from."""
+        universe = self.spaces[NETWORK]
+        embedded = universe.embed(batch.x)
         self.embedded.update(*paired_rows(embedded, self.models))
-        if self.by_type is not None:
-            errors = (universe.from_mean(embedded) - batch.x).square().mean(-1)
-            relative = (
-                (errors / self.variance[:, None])
-                .unflatten(0, (self.models, -1))
-                .mean(0)
-            )
-            self.by_type.update(relative, batch.text, batch.rows.place)
+        if self.by_type is None:
+            return
+        gap = universe.from_mean(embedded) - batch.x
+        relative = gap.square().mean(-1) / self.variance[:, None]
+        by_model = relative.unflatten(0, (self.models, -1))
+        self.by_type.update(by_model.mean(0), batch.text, batch.rows.place)
 
     def _add_beside(self, batch: PairedBatch) -> None:
         """Add the errors on the rows that stand beside those that count: with far rows, or without them."""
-        for name, universe in self.spaces.items():
-            embedded = universe.embed(batch.x)
-            for shift in range(1, self.models):
-                errors = self._far_errors(f"{name}/{shift}", self.means.flatten(0, 1))
-                errors.update(universe.predicted(embedded, shift), batch.x)
-        for pair in self.pair_maps:
-            x, y, (_, mean_y) = self._between(pair, batch)
-            self._far_errors(pair.key, mean_y).update(pair.way(x), y)
+        for key, way, x, y in self._maps_on(batch.x):
+            if key not in self.far_errors:
+                mean = self._errors(key).mean_y.squeeze(1)
+                self.far_errors[key] = FarErrors(mean).to(self.device)
+            self._far_errors(key).update(way(x), y)
 
-    def _far_errors(self, key: str, mean: Tensor) -> FarErrors:
-        if key not in self.far_errors:
-            self.far_errors[key] = FarErrors(mean).to(self.device)
+    def _far_errors(self, key: str) -> FarErrors:
         return cast(FarErrors, self.far_errors[key])
 
     # ------------------------------------------------------------------ what was found
 
     def on_test_epoch_end(self) -> None:
-        """One row for each map, ordered pair and site; the directions of the space."""
+        """Make a row for each map, ordered pair and site, and the tables on the space."""
         self.stream.reader.check.flush()
         self._retrieve()
         self.rows = list(self._rows())
-        linear = None
+        groups = held = None
         if self.joint.n > ROWS * sum(self.widths):
-            linear = shared_variance(self.joint)
+            groups, held = shared_variance(self.joint)
+        types = []
+        if self.by_type is not None:
+            types = self.by_type.table(self.names)
         self.report_tables = {
             "directions": list(self._directions()),
-            "shared": list(self._shared(None if linear is None else linear[0])),
-            "curve": [] if linear is None else list(self._curve(linear[1])),
-            "types": [] if self.by_type is None else self.by_type.table(self.names),
+            "shared": list(self._shared(groups)),
+            "curve": list(self._curve(held)),
+            "types": types,
         }
         self.meta = {**self.stream.describe(), "split": "test"}
         if self.left_out:
@@ -281,106 +280,102 @@ class UniverseEvaluation(pl.LightningModule):
 
     def _retrieve(self) -> None:
         """Score every map by retrieval, on rows that were drawn from all ranks'."""
-        x = self.drawn.end()
-        self.retrieved: dict[str, dict[str, Tensor]] = {}
-        for name, universe in self.spaces.items():
-            embedded = universe.embed(x)
-            for shift in range(1, self.models):
-                mapped = universe.predicted(embedded, shift)
-                self.retrieved[f"{name}/{shift}"] = self.drawn.columns(mapped)
-        by_model = x.unflatten(0, (self.models, -1))
         count = len(self.sites)
-        for pair in self.pair_maps:
-            i, j = pair.ends
-            mapped = pair.way(by_model[i, ..., : self.widths[i]])
-            padded = pad(mapped, (0, x.shape[-1] - mapped.shape[-1]))
-            places = slice(j * count, (j + 1) * count)
-            self.retrieved[pair.key] = self.drawn.columns(padded, places)
+        targets = {pair.key: pair.ends[1] for pair in self.pair_maps}
+        drawn = self.drawn.end()
+        self.retrieved: dict[str, dict[str, Tensor]] = {}
+        for key, way, x, _ in self._maps_on(drawn):
+            mapped = way(x)
+            missing = drawn.shape[-1] - mapped.shape[-1]
+            places = slice(None)
+            if key in targets:
+                j = targets[key]
+                places = slice(j * count, (j + 1) * count)
+            columns = self.drawn.columns(pad(mapped, (0, missing)), places)
+            self.retrieved[key] = columns
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each map, ordered pair of models and site."""
         for name, universe in self.spaces.items():
-            record = self.stored.training.get(f"{FORWARD}.{name}")
-            trained = outcomes(record, universe.maps.sites)
             for shift in range(1, self.models):
-                key = f"{name}/{shift}"
                 ends = []
                 for target in range(self.models):
                     ends.append(((target + shift) % self.models, target))
-                yield from self._rows_of(key, name, universe.maps, trained, ends)
+                training = self._outcomes(name, universe, ends)
+                key = f"{name}/{shift}"
+                yield from self._rows_of(key, name, universe.maps, ends, training)
         for pair in self.pair_maps:
+            ends = [pair.ends]
             yield from self._rows_of(
-                pair.key, pair.method, pair.maps, pair.training, [pair.ends]
+                pair.key, pair.method, pair.maps, ends, pair.training
             )
+
+    def _outcomes(
+        self, name: str, universe: Universe, ends: Sequence[Ends]
+    ) -> list[str | None]:
+        """The outcomes of training of maps between some models of a universe: of two at a site, the worse."""
+        record = self.stored.training.get(f"{FORWARD}.{name}")
+        trained = outcomes(record, universe.maps.sites)
+        count = len(self.sites)
+        found = []
+        for i, j in ends:
+            for s in range(count):
+                into = {"training": trained[i * count + s]}
+                out_of = {"training": trained[j * count + s]}
+                worse = worst_of([into, out_of])
+                found.append(worse["training"])
+        return found
 
     def _rows_of(
         self,
         key: str,
         method: str,
         maps: Aligner,
-        trained: list[str | None],
         ends: Sequence[Ends],
+        training: Sequence[str | None],
     ) -> list[dict[str, Any]]:
-        """The rows of maps between some models, at all sites of each.
-
-        Args:
-            key: of the errors.
-            method: name of the maps.
-            maps: of the pair alone, or of all models.
-            trained: outcomes at its places.
-            ends: source and target.
-        """
-        count = len(self.sites)
+        """The rows of maps between some models, at all sites of each."""
         places = []
-        training = []
         for i, j in ends:
-            for s, sites in enumerate(self.sites):
-                about = {"site": self.names[s]}
-                places.append(
-                    Place(
-                        "", self.members[i], self.members[j], sites[i], sites[j], about
-                    )
+            for name, sites in zip(self.names, self.sites, strict=True):
+                place = Place(
+                    name="",
+                    model_x=self.members[i],
+                    model_y=self.members[j],
+                    site_x=sites[i],
+                    site_y=sites[j],
+                    about={"site": name},
                 )
-                outcome = trained[s]
-                if method in self.spaces:  # of two maps, the worse
-                    both = ({"training": trained[m * count + s]} for m in (i, j))
-                    outcome = worst_of(both)["training"]
-                training.append(outcome)
-        return error_rows(
-            places, method, maps, training, self._columns(key, method, len(places))
-        )
+                places.append(place)
+        columns = self._columns(key, method, len(places))
+        return error_rows(places, method, maps, training, columns)
 
     def _columns(self, key: str, method: str, places: int) -> dict[str, Any]:
         """The figures of a map at its places, by the column of the report."""
-        errors = self._figures(key)
+        errors = self._errors(key).compute()
         columns: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
         if key in self.far_errors:
-            beside = cast(FarErrors, self.far_errors[key]).compute()
-            columns[FAR_COLUMNS[self.stream.far_rows]] = beside
+            column = FAR_COLUMNS[self.stream.far_rows]
+            columns[column] = self._far_errors(key).compute()
         for column in RETRIEVAL_COLUMNS:
             columns[column] = self.retrieved[key][column]
         for column, trip in (("round_trip", "trip"), ("cycle", "cycle")):
             columns[column] = [None] * places
-            if f"{method}/{trip}" in self.errors:
-                columns[column] = self._figures(f"{method}/{trip}")["round_trip"]
+            trip = f"{method}/{trip}"
+            if trip in self.errors:
+                columns[column] = self._errors(trip).compute()["round_trip"]
         return columns
-
-    def _figures(self, key: str) -> dict[str, Tensor]:
-        return cast(MapErrors, self.errors[key]).compute()
 
     def _directions(self) -> Iterator[dict[str, Any]]:
         """For each site and direction of the space its variance, and what each model explains of it."""
         joint = JointMoments.of(self.embedded.compute(), self.models)
         variance, explained = directions(joint)
         for s, site in enumerate(self.names):
-            for d in range(variance.shape[1]):
-                row = {
-                    "site": site,
-                    "direction": d + 1,
-                    "variance": float(variance[s, d]),
-                }
-                for m, model in enumerate(self.members):
-                    row[model] = float(explained[m, s, d])
+            shares = explained[:, s].T.tolist()
+            for d, of_models in enumerate(shares):
+                row = {"site": site, "direction": d + 1}
+                row["variance"] = float(variance[s, d])
+                row |= dict(zip(self.members, of_models, strict=True))
                 yield row
 
     def _shared(self, groups: Tensor | None) -> Iterator[dict[str, Any]]:
@@ -388,30 +383,33 @@ class UniverseEvaluation(pl.LightningModule):
         space = self.spaces[NETWORK]
         held = torch.ones(self.models, len(self.sites))
         if HELD in self.errors:
-            held = 1 - self._figures(HELD)["fvu"].unflatten(0, (self.models, -1))
+            fvu = self._errors(HELD).compute()["fvu"]
+            held = 1 - fvu.unflatten(0, (self.models, -1))
         for s, site in enumerate(self.names):
             for m, model in enumerate(self.members):
-                row = {
-                    "site": site,
-                    "model": model,
-                    "width": self.widths[m],
-                    "shared": space.d_y,
-                }
+                row = {"site": site, "model": model}
+                row["width"] = self.widths[m]
+                row["shared"] = space.d_y
                 row["held"] = float(held[m, s])
-                for g, name in enumerate(GROUPS):
-                    row[name] = None if groups is None else float(groups[g, m, s])
+                row |= dict.fromkeys(GROUPS)
+                if groups is not None:
+                    shares = groups[:, m, s].tolist()
+                    row |= dict(zip(GROUPS, shares, strict=True))
                 yield row
 
-    def _curve(self, held: Tensor) -> Iterator[dict[str, Any]]:
+    def _curve(self, held: Tensor | None) -> Iterator[dict[str, Any]]:
         """The share of every model's variance in the directions that the models share most, for some numbers."""
+        if held is None:
+            return
         most = max(self.widths)
-        numbers = {round(most ** (point / POINTS)) for point in range(POINTS + 1)}
-        numbers.add(self.spaces[NETWORK].d_y)
+        numbers = {self.spaces[NETWORK].d_y}
+        for point in range(POINTS + 1):
+            numbers.add(round(most ** (point / POINTS)))
         for s, site in enumerate(self.names):
             for number in sorted(numbers):
+                shares = held[:, s, number - 1].tolist()
                 row = {"site": site, "directions": number}
-                for m, model in enumerate(self.members):
-                    row[model] = float(held[m, s, number - 1])
+                row |= dict(zip(self.members, shares, strict=True))
                 yield row
 
 
@@ -434,14 +432,15 @@ def _pair_maps(pairs: Sequence[tuple[Ends, StoredBank]]) -> Iterator[PairMap]:
     for number, ((i, j), bank) in enumerate(pairs):
         for route, ends in ((FORWARD, (i, j)), (BACKWARD, (j, i))):
             for name, maps in bank.maps.get(route, {}).items():
+                record = bank.training.get(f"{route}.{name}")
+                training = outcomes(record, maps.sites)
                 ways = {ends: Way(maps)}
                 if route == FORWARD and maps.bijective:
                     ways[j, i] = Way(maps.inverse)
-                training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-                for (source, target), way in ways.items():
-                    key = f"pair/{number}/{name}/{source}"
+                for of_way, way in ways.items():
+                    key = f"pair/{number}/{name}/{of_way[0]}"
                     method = f"pairwise_{name}"
-                    yield PairMap(key, method, maps, training, (source, target), way)
+                    yield PairMap(key, method, maps, training, of_way, way)
 
 
 def between_members(
@@ -467,8 +466,11 @@ def between_members(
         ends = []
         for model in models:
             ends += [n for n, member in enumerate(members) if same_model(model, member)]
+
         there = bank.pairs.get(FORWARD, [])
-        wanted = [(of[ends[0]], of[ends[-1]]) for of in sites] if ends else []
+        wanted = []
+        if ends:
+            wanted = [(of[ends[0]], of[ends[-1]]) for of in sites]
         if len(ends) != 2 or not set(wanted) <= set(there):
             raise UserError(
                 f"Expected `against` to name maps between two models of the universe at its sites {wanted}, but "

@@ -12,9 +12,9 @@ from tests.world import World
 
 from aligners.cli.table import evaluate, train
 from aligners.datamodules.rows.row_types import RowTypes
+from aligners.fitting.map_errors import LEAST_ROWS, TypeErrors
 from aligners.fitting.saved_bank import FORWARD, load_bank
-from aligners.fitting.universe.type_errors import LEAST_ROWS, TypeErrors
-from aligners.fitting.universe.universe_files import load_universe, sites_of, universes_of
+from aligners.fitting.universe.universe import load_universe, sites_of, universes_of
 from aligners.reports.finished_runs import make_report
 
 SITES, TOGETHER = "1:2:2,3:1:1", [(1, 2, 2), (3, 1, 1)]

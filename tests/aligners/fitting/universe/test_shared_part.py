@@ -19,9 +19,8 @@ from aligners.fitting.universe.fitting import Joining, UniverseAlignment, kind_l
 from aligners.fitting.universe.joint import JointMoments, maxvar, paired_rows, shared_variance
 from aligners.fitting.universe.shared_part import SharedPart
 from aligners.fitting.universe.through import ThroughSpace, TwoLinear
-from aligners.fitting.universe.universe import Universe
+from aligners.fitting.universe.universe import Universe, load_universe, universes_of
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
-from aligners.fitting.universe.universe_files import load_universe, universes_of
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes

@@ -28,9 +28,8 @@ from aligners.fitting.steps import make_optimizer
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows, shared_rotations
 from aligners.fitting.universe.through import TwoLinear
-from aligners.fitting.universe.universe import RIVALS, TEMPERATURE, Universe
+from aligners.fitting.universe.universe import RIVALS, TEMPERATURE, Universe, load_universe, pair_banks, universes_of
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
-from aligners.fitting.universe.universe_files import load_universe, pair_banks, universes_of
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
