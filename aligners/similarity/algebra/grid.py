@@ -7,7 +7,13 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.moments import TILE, GridMoments, check_rows
+from aligners.similarity.algebra.moments import (
+    TILE,
+    GridMoments,
+    check_rows,
+    squares,
+    zeros_of,
+)
 
 SHIFT_ROWS = 64  # enough for a shift within a fraction of a deviation of the mean
 
@@ -17,12 +23,13 @@ class Move(NamedTuple):
 
     Attributes:
         by: δ, (L, d).
-        after: Σx'', (L, d).
+        before: Σx', (L, d); after: Σx'', (L, d).
         length: ‖δ‖², (L,).
         partly: Σ(‖x'‖² − 2 δ·x'), (L,); total: Σ‖x''‖², (L,).
     """
 
     by: Tensor
+    before: Tensor
     after: Tensor
     length: Tensor
     partly: Tensor
@@ -44,13 +51,13 @@ class ShiftedRows(NamedTuple):
 class SideSums(NamedTuple):
     """Sums over rows of the layers of one model about a fixed shift, x' = x − c, in float64.
 
-    About one shift they simply add, in place, over batches and over ranks; a shift near the mean keeps them
+    About one shift they simply add, in place, over batches and over ranks. A shift near the mean keeps them
     from cancelling where a mean dwarfs its deviation. The cubic sums are there because a quartic sum about
     another shift needs them.
 
     Attributes:
         n: ().
-        shift: c, (L, d). Taken from the first rows that are added.
+        shift: c, (L, d), from the first rows that are added.
         sum: Σx', (L, d).
         xx: Σx'x'ᵀ, (L, d, d).
         cubic: Σ‖x'‖²x', (L, d).
@@ -69,20 +76,11 @@ class SideSums(NamedTuple):
         cls, layers: int, d: int, device: torch.device | str | None = None
     ) -> Self:
         """The sums of no rows."""
-        shapes: tuple[tuple[int, ...], ...] = (
-            (),
-            (layers, d),
-            (layers, d),
-            (layers, d, d),
-            (layers, d),
-            (layers,),
-        )
-        return cls(
-            *(
-                torch.zeros(shape, dtype=torch.float64, device=device)
-                for shape in shapes
-            )
-        )
+        row = (layers, d)
+        scatter = (layers, d, d)
+        quartic = (layers,)
+        shapes = [(), row, row, scatter, row, quartic]
+        return cls(*zeros_of(shapes, device))
 
     def add_(self, states: Tensor) -> ShiftedRows:
         """Add rows (L, N, d) in place, and return them about the shift.
@@ -91,65 +89,97 @@ class SideSums(NamedTuple):
         """
         if states.shape[1] == 0:
             return self.shifted(states)
-        first = states[:, :SHIFT_ROWS].mean(1, dtype=torch.float64)
-        self.shift.copy_(torch.where(self.n == 0, first, self.shift))
+        few = states[:, :SHIFT_ROWS]
+        first = few.mean(1, dtype=torch.float64)
+        shift = torch.where(self.n == 0, first, self.shift)
+        self.shift.copy_(shift)
+
         shifted = self.shifted(states)
         rows, squares = shifted
+        by_layer = rows.transpose(0, 1)
+        transposed = rows.permute(1, 2, 0)
+        cubic = torch.einsum("nl,nld->ld", squares, rows)
+        quartic = squares.square().sum(0)
+
         self.n.add_(len(rows))
         self.sum.add_(rows.sum(0))
-        self.xx.baddbmm_(rows.permute(1, 2, 0), rows.transpose(0, 1))
-        self.cubic.add_(torch.einsum("nl,nld->ld", squares, rows))
-        self.quartic.add_(squares.square().sum(0))
+        self.xx.baddbmm_(transposed, by_layer)
+        self.cubic.add_(cubic)
+        self.quartic.add_(quartic)
         return shifted
 
     def shifted(self, states: Tensor) -> ShiftedRows:
         """Rows (L, N, d) about the shift, through a single buffer."""
-        rows = torch.empty(
-            states.shape[1],
-            *self.shift.shape,
-            dtype=torch.float64,
-            device=states.device,
-        )
-        rows.copy_(states.transpose(0, 1)).sub_(self.shift)
-        return ShiftedRows(rows, torch.linalg.vecdot(rows, rows))
+        shape = (states.shape[1], *self.shift.shape)
+        rows = self.shift.new_empty(shape)
+        rows.copy_(states.transpose(0, 1))
+        rows.sub_(self.shift)
+        squares = torch.linalg.vecdot(rows, rows)
+        return ShiftedRows(rows, squares)
 
     def mean(self) -> Tensor:
         """The mean, (L, d); of no rows, the shift."""
-        return self.shift + self.sum / self.n.clamp(min=1)
+        n = self.n.clamp(min=1)
+        return self.shift + self.sum / n
 
     def move(self, to: Tensor) -> Move:
         """What it takes to express these sums about another shift, (L, d)."""
         by = to - self.shift
-        length, along = by.square().sum(-1), (by * self.sum).sum(-1)
-        partly = self.xx.diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * along
+        along = by * self.sum
+        length = by.square().sum(-1)
+        trace = squares(self.xx).sum(-1)
+        partly = trace - 2 * along.sum(-1)
         return Move(
-            by, self.sum - self.n * by, length, partly, partly + self.n * length
+            by=by,
+            before=self.sum,
+            after=self.sum - self.n * by,
+            length=length,
+            partly=partly,
+            total=partly + self.n * length,
         )
 
     def move_(self, to: Tensor) -> None:
         """Express these sums about another shift, (L, d), in their own memory; exact but for rounding."""
-        by, after, length, partly, total = self.move(to)
-        along = (self.xx @ by[..., None])[..., 0]
-        cubic = (
-            self.cubic - 2 * along + length[:, None] * self.sum - total[:, None] * by
-        )
-        quartic = (
-            self.quartic
-            + ((along - self.cubic) * by).sum(-1) * 4
-            + length * (partly + total)
-        )
+        by, before, after, length, partly, total = self.move(to)
+        column = by[..., None]
+        along = (self.xx @ column)[..., 0]
+        with_length = length[:, None] * before
+        with_total = total[:, None] * by
+        crossed = (along - self.cubic) * by
+        cubic = self.cubic - 2 * along
+        cubic = cubic + with_length - with_total
+        quartic = self.quartic + crossed.sum(-1) * 4
+        quartic = quartic + length * (partly + total)
+
         # two rank-one corrections
-        self.xx.baddbmm_(
-            torch.stack([by, self.sum], 2), torch.stack([after, by], 1), alpha=-1
-        )
-        for old, moved in zip(
-            self, (self.n, to, after, self.xx, cubic, quartic), strict=True
-        ):
-            old.copy_(moved)
+        left = torch.stack([by, before], 2)
+        right = torch.stack([after, by], 1)
+        self.xx.baddbmm_(left, right, alpha=-1)
+        self.shift.copy_(to)
+        self.sum.copy_(after)
+        self.cubic.copy_(cubic)
+        self.quartic.copy_(quartic)
 
     def of(self, layers: slice) -> Self:
         """The sums of some layers, a view of these."""
-        return type(self)(self.n, *(sums[layers] for sums in self[1:]))
+        some = [sums[layers] for sums in self[1:]]
+        return type(self)(self.n, *some)
+
+    def clone(self) -> Self:
+        """The same sums in other memory."""
+        return type(self)(*map(torch.clone, self))
+
+    def plus(self, other: Self) -> Self:
+        """The sums of both, which are about the same shift."""
+        n, shift, *mine = self
+        _, _, *others = other
+        sums = map(torch.add, mine, others)
+        return type(self)(n + other.n, shift, *sums)
+
+    def common_shift(self, other: Self) -> Tensor:
+        """The shift of these sums; if they have no rows, that of the others."""
+        empty = self.n == 0
+        return torch.where(empty, other.shift, self.shift)
 
 
 class CrossSums(NamedTuple):
@@ -168,20 +198,15 @@ class CrossSums(NamedTuple):
 
     @classmethod
     def zeros(cls, x: SideSums, y: SideSums) -> Self:
-        """The sums of no rows, of models within which these are summed."""
-        (layers_x, d_x), (layers_y, d_y) = x.shift.shape, y.shift.shape
-        of_pairs = (
-            (layers_x, layers_y, d_y),
-            (layers_y, layers_x, d_x),
-            (layers_x, layers_y),
-        )
-        shapes = ((layers_x * d_x, layers_y * d_y), *of_pairs)
-        return cls(
-            *(
-                torch.zeros(shape, dtype=torch.float64, device=x.n.device)
-                for shape in shapes
-            )
-        )
+        """The sums of no rows, between models within which `x` and `y` are summed."""
+        layers_x, d_x = x.shift.shape
+        layers_y, d_y = y.shift.shape
+        xy = (layers_x * d_x, layers_y * d_y)
+        cubic_xy = (layers_x, layers_y, d_y)
+        cubic_yx = (layers_y, layers_x, d_x)
+        quartic = (layers_x, layers_y)
+        shapes = [xy, cubic_xy, cubic_yx, quartic]
+        return cls(*zeros_of(shapes, x.n.device))
 
     def add_(
         self, x: ShiftedRows, y: ShiftedRows, products: torch.dtype = torch.float64
@@ -193,22 +218,29 @@ class CrossSums(NamedTuple):
             y: rows of Y about its.
             products: precision of the products of X with Y; float32 takes a small temporary.
         """
-        flat_x, flat_y, width = x.rows.flatten(1), y.rows.flatten(1), x.rows.shape[2]
+        rows_x = x.rows.flatten(1)
+        rows_y = y.rows.flatten(1)
+        squares_x, squares_y = x.squares.T, y.squares.T
         if products == torch.float64:
-            self.xy.addmm_(flat_x.T, flat_y)
+            self.xy.addmm_(rows_x.T, rows_y)
         else:
-            some = max(
-                1, TILE // (flat_x.element_size() * width)
-            )  # columns, for a small temporary
-            columns = flat_y.to(products).split(some, 1)
-            for layer, rows in zip(
-                self.xy.split(width), flat_x.to(products).split(width, 1), strict=True
-            ):
-                for part, single in zip(layer.split(some, 1), columns, strict=True):
-                    part.add_(rows.T @ single)
-        self.cubic_xy.flatten(1).addmm_(x.squares.T, flat_y)
-        self.cubic_yx.flatten(1).addmm_(y.squares.T, flat_x)
-        self.quartic_xy.addmm_(x.squares.T, y.squares)
+            single_x = x.rows.to(products)
+            self._add_products(single_x, rows_y.to(products))
+        self.cubic_xy.flatten(1).addmm_(squares_x, rows_y)
+        self.cubic_yx.flatten(1).addmm_(squares_y, rows_x)
+        self.quartic_xy.addmm_(squares_x, y.squares)
+
+    def _add_products(self, x: Tensor, y: Tensor) -> None:
+        """Add the products of X (N, L_x, d_x) with Y (N, L_y · d_y), some columns at a time."""
+        width = x.shape[2]
+        some = TILE // (self.xy.element_size() * width)
+        some = max(some, 1)
+        columns = y.split(some, 1)
+        layers = self.xy.split(width)
+        for rows, sums in zip(x.unbind(1), layers, strict=True):
+            parts = sums.split(some, 1)
+            for part, of_y in zip(parts, columns, strict=True):
+                part.add_(rows.T @ of_y)
 
     def move_(self, x: SideSums, y: SideSums, to_x: Tensor, to_y: Tensor) -> None:
         """Express these sums about other shifts, in their own memory.
@@ -219,56 +251,68 @@ class CrossSums(NamedTuple):
             to_x: the new shift of X, (L_x, d_x).
             to_y: of Y, (L_y, d_y).
         """
-        (layers_x, d_x), (layers_y, d_y) = to_x.shape, to_y.shape
-        a, b = x.move(to_x), y.move(to_y)
-        along_x = (a.by[:, None] @ self.xy.view(layers_x, d_x, -1)).view(
-            layers_x, layers_y, d_y
-        )
-        along_y = (
-            self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ b.by[..., None]
-        ).view(layers_y, layers_x, d_x)
-        cubic_xy = (
-            self.cubic_xy
-            - 2 * along_x
-            + _pairs(a.length, y.sum)
-            - _pairs(a.total, b.by)
-        )
-        cubic_yx = (
-            self.cubic_yx
-            - 2 * along_y
-            + _pairs(b.length, x.sum)
-            - _pairs(b.total, a.by)
-        )
-        quartic = (
-            self.quartic_xy
-            + 2 * ((2 * along_x - self.cubic_xy) * b.by).sum(-1)
-            - 2 * (self.cubic_yx * a.by).sum(-1).T
-            + _pairs(a.partly, b.length)
-            + _pairs(a.length, b.total)
-        )
-        self.xy.addmm_(  # two rank-one corrections in one product
-            torch.stack([a.by.flatten(), x.sum.flatten()], 1),
-            torch.stack([b.after.flatten(), b.by.flatten()]),
-            alpha=-1,
-        )
-        for old, moved in zip(self[1:], (cubic_xy, cubic_yx, quartic), strict=True):
-            old.copy_(moved)
+        a = x.move(to_x)
+        b = y.move(to_y)
+        along_x = self._along_x(a.by)
+        along_y = self._along_y(b.by)
+        cubic_xy = _moved_cubic(self.cubic_xy, along_x, a, b)
+        cubic_yx = _moved_cubic(self.cubic_yx, along_y, b, a)
+
+        quartic = self._moved_quartic(along_x, a, b)
+
+        # two rank-one corrections in one product
+        left = torch.stack([a.by, a.before]).flatten(1)
+        right = torch.stack([b.after, b.by]).flatten(1)
+        self.xy.addmm_(left.T, right, alpha=-1)
+        self.cubic_xy.copy_(cubic_xy)
+        self.cubic_yx.copy_(cubic_yx)
+        self.quartic_xy.copy_(quartic)
+
+    def _along_x(self, by: Tensor) -> Tensor:
+        """Σ(δ·x')y' of all pairs for δ (L_x, d_x), (L_x, L_y, d_y)."""
+        of_layers = self.xy.view(*by.shape, -1)
+        along = by[:, None] @ of_layers
+        return along.view(self.cubic_xy.shape)
+
+    def _along_y(self, by: Tensor) -> Tensor:
+        """Σ(δ·y')x' of all pairs for δ (L_y, d_y), (L_y, L_x, d_x)."""
+        of_layers = self.xy.view(-1, *by.shape)
+        along = of_layers.transpose(0, 1) @ by[..., None]
+        return along.view(self.cubic_yx.shape)
+
+    def _moved_quartic(self, along_x: Tensor, a: Move, b: Move) -> Tensor:
+        """Σ‖x''‖²‖y''‖² of all pairs, (L_x, L_y)."""
+        of_y = (2 * along_x - self.cubic_xy) * b.by
+        of_x = self.cubic_yx * a.by
+        quartic = self.quartic_xy + 2 * of_y.sum(-1)
+        quartic = quartic - 2 * of_x.sum(-1).T
+        quartic = quartic + _pairs(a.partly, b.length)
+        return quartic + _pairs(a.length, b.total)
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
-        one, other, d_x, d_y = (
-            slice(i, i + 1),
-            slice(j, j + 1),
-            self.cubic_yx.shape[2],
-            self.cubic_xy.shape[2],
-        )
-        xy = self.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y]
+        d_x = self.cubic_yx.shape[2]
+        d_y = self.cubic_xy.shape[2]
+        one = slice(i, i + 1)
+        other = slice(j, j + 1)
         return type(self)(
-            xy,
-            self.cubic_xy[one, other],
-            self.cubic_yx[other, one],
-            self.quartic_xy[one, other],
+            xy=self.xy.narrow(0, i * d_x, d_x).narrow(1, j * d_y, d_y),
+            cubic_xy=self.cubic_xy[one, other],
+            cubic_yx=self.cubic_yx[other, one],
+            quartic_xy=self.quartic_xy[one, other],
         )
+
+
+def _moved_cubic(cubic: Tensor, along: Tensor, a: Move, b: Move) -> Tensor:
+    """Σ‖x''‖²y'' of all pairs, from Σ‖x'‖²y' and Σ(δ·x')y', each (L_x, L_y, d_y)."""
+    cubic = cubic - 2 * along
+    cubic = cubic + _pairs(a.length, b.before)
+    return cubic - _pairs(a.total, b.by)
+
+
+def _pairs(a: Tensor, b: Tensor) -> Tensor:
+    """Every entry of a (L,) times all of b (M, ...) -> (L, M, ...)."""
+    return torch.tensordot(a, b, dims=0)
 
 
 class GridSums(NamedTuple):
@@ -293,21 +337,22 @@ class GridSums(NamedTuple):
         device: torch.device | str | None = None,
     ) -> Self:
         """The sums of no rows."""
-        x, y = (
-            SideSums.zeros(layers_x, d_x, device),
-            SideSums.zeros(layers_y, d_y, device),
-        )
+        x = SideSums.zeros(layers_x, d_x, device)
+        y = SideSums.zeros(layers_y, d_y, device)
         return cls(x, y, CrossSums.zeros(x, y))
 
     def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> Self:
         """Add paired rows in place: x (L_x, N, d_x), y (L_y, N, d_y); `products` as in `CrossSums.add_`."""
-        self.cross.add_(self.x.add_(x), self.y.add_(y), products)
+        rows_x = self.x.add_(x)
+        rows_y = self.y.add_(y)
+        self.cross.add_(rows_x, rows_y, products)
         return self
 
     def about(self, to_x: Tensor, to_y: Tensor) -> Self:
         """The same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
-        x, y = (SideSums(*(value.clone() for value in side)) for side in self[:2])
-        cross = CrossSums(*(value.clone() for value in self.cross))
+        x = self.x.clone()
+        y = self.y.clone()
+        cross = CrossSums(*map(torch.clone, self.cross))
         cross.move_(x, y, to_x, to_y)
         x.move_(to_x)
         y.move_(to_y)
@@ -315,46 +360,42 @@ class GridSums(NamedTuple):
 
     def moments(self) -> GridMoments:
         """The centred moments of all rows added."""
-        return self.about(self.x.mean(), self.y.mean()).centred()
+        means = self.x.mean(), self.y.mean()
+        return self.about(*means).centred()
 
     def centred(self) -> GridMoments:
         """The moments, in the memory of these sums, if they are about the means already."""
-        (x, y, cross), shapes = self, (*self.x.shift.shape, *self.y.shift.shape)
-        xy = cross.xy.view(shapes).transpose(1, 2)
+        x, y, cross = self
+        shape = *x.shift.shape, *y.shift.shape
         return GridMoments(
-            x.n,
-            x.shift,
-            y.shift,
-            x.xx,
-            y.xx,
-            xy,
-            x.quartic,
-            y.quartic,
-            cross.quartic_xy,
+            n=x.n,
+            mean_x=x.shift,
+            mean_y=y.shift,
+            xx=x.xx,
+            yy=y.xx,
+            xy=cross.xy.view(shape).transpose(1, 2),
+            q_xx=x.quartic,
+            q_yy=y.quartic,
+            q_xy=cross.quartic_xy,
         )
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
-        return type(self)(
-            self.x.of(slice(i, i + 1)),
-            self.y.of(slice(j, j + 1)),
-            self.cross.pair(i, j),
-        )
+        x = self.x.of(slice(i, i + 1))
+        y = self.y.of(slice(j, j + 1))
+        cross = self.cross.pair(i, j)
+        return type(self)(x, y, cross)
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of rows, about the shift of the first that has any."""
         if not isinstance(other, GridSums):
             return NotImplemented
-        to = [
-            torch.where(a.n == 0, b.shift, a.shift)
-            for a, b in zip(self[:2], other[:2], strict=True)
-        ]
-        a, b = self.about(*to), other.about(*to)
-        x, y = (
-            SideSums(s.n + t.n, s.shift, *map(torch.add, s[2:], t[2:]))
-            for s, t in zip(a[:2], b[:2], strict=True)
-        )
-        return type(self)(x, y, CrossSums(*map(torch.add, a.cross, b.cross)))
+        to_x = self.x.common_shift(other.x)
+        to_y = self.y.common_shift(other.y)
+        a = self.about(to_x, to_y)
+        b = other.about(to_x, to_y)
+        cross = map(torch.add, a.cross, b.cross)
+        return type(self)(x=a.x.plus(b.x), y=a.y.plus(b.y), cross=CrossSums(*cross))
 
 
 def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
@@ -368,8 +409,11 @@ def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
         ValueError: rows that are not paired, or not finite.
     """
     check_rows(x, y)
-    sums = GridSums.zeros(x.shape[0], x.shape[2], y.shape[0], y.shape[2], x.device)
-    return sums.add_(x.detach(), y.detach()).moments()
+    layers_x, _, d_x = x.shape
+    layers_y, _, d_y = y.shape
+    sums = GridSums.zeros(layers_x, d_x, layers_y, d_y, x.device)
+    sums.add_(x.detach(), y.detach())
+    return sums.moments()
 
 
 def of_moments(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -377,11 +421,8 @@ def of_moments(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(formula)
     def either(*given: Any, **options: Any) -> Tensor:
-        return formula(given[0] if len(given) == 1 else grid_moments(*given), **options)
+        if len(given) == 1:
+            return formula(*given, **options)
+        return formula(grid_moments(*given), **options)
 
     return either
-
-
-def _pairs(a: Tensor, b: Tensor) -> Tensor:
-    """Every entry of a (L,) times all of b (M, ...) -> (L, M, ...)."""
-    return torch.tensordot(a, b, dims=0)

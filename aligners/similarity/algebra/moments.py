@@ -1,6 +1,6 @@
 """Moments of paired rows: all that a closed-form map or a linear measure needs; checks of them and of rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -8,9 +8,8 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-TILE = (
-    2**22
-)  # bytes of cross moments: small compared with most comparisons, large enough for a batch of decompositions
+# bytes of cross moments: small beside most comparisons, large enough for a batch of decompositions
+TILE = 2**22
 
 
 class Moments(NamedTuple):
@@ -32,26 +31,22 @@ class Moments(NamedTuple):
     @classmethod
     def zeros(cls, sites: int, d_x: int, d_y: int) -> Self:
         """The moments of no rows."""
-        shapes: list[tuple[int, ...]] = [
-            (),
-            (d_x,),
-            (d_y,),
-            (d_x, d_x),
-            (d_y, d_y),
-            (d_x, d_y),
-        ]
-        return cls(
-            *(
-                torch.zeros((sites, *shape) if shape else (), dtype=torch.float64)
-                for shape in shapes
-            )
-        )
+        means = (sites, d_x), (sites, d_y)
+        within = (sites, d_x, d_x), (sites, d_y, d_y)
+        between = (sites, d_x, d_y)
+        return cls(*zeros_of([(), *means, *within, between]))
 
     def swap(self) -> Self:
         """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
-        return type(self)(
-            self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT
-        )
+        swapped = (self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT)
+        return type(self)(*swapped)
+
+
+def zeros_of(
+    shapes: Sequence[tuple[int, ...]], device: torch.device | str | None = None
+) -> list[Tensor]:
+    """A tensor of float64 zeros of each shape."""
+    return [torch.zeros(s, dtype=torch.float64, device=device) for s in shapes]
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
@@ -63,7 +58,9 @@ def moments_of(x: Tensor, y: Tensor) -> Moments:
     """
     x, y = x.double(), y.double()
     mean_x, mean_y = x.mean(1), y.mean(1)
-    x, y = x - mean_x[:, None], y - mean_y[:, None]
+    x = x - mean_x[:, None]
+    y = y - mean_y[:, None]
+
     n = torch.tensor(float(x.shape[1]), dtype=torch.float64, device=x.device)
     return Moments(n, mean_x, mean_y, x.mT @ x, y.mT @ y, x.mT @ y)
 
@@ -71,21 +68,29 @@ def moments_of(x: Tensor, y: Tensor) -> Moments:
 def merge_moments(a: Moments, b: Moments) -> Moments:
     """Moments of the union of two disjoint sets of rows.
 
-    Centred moments are merged, not raw ones, so that a mean which dwarfs its deviation does not cancel
+    Centred moments are merged, not raw ones, so that nothing cancels where a mean dwarfs its deviation
     (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
-    dx, dy = b.mean_x - a.mean_x, b.mean_y - a.mean_y
-    weight = a.n * share
+    dx = b.mean_x - a.mean_x
+    dy = b.mean_y - a.mean_y
+
+    weighted_x = a.n * share * dx
+    weighted_y = a.n * share * dy
     return Moments(
         n,
         a.mean_x + share * dx,
         a.mean_y + share * dy,
-        a.xx + b.xx + weight * dx[:, :, None] * dx[:, None, :],
-        a.yy + b.yy + weight * dy[:, :, None] * dy[:, None, :],
-        a.xy + b.xy + weight * dx[:, :, None] * dy[:, None, :],
+        a.xx + b.xx + _outer(weighted_x, dx),
+        a.yy + b.yy + _outer(weighted_y, dy),
+        a.xy + b.xy + _outer(weighted_x, dy),
     )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """(S, d), (S, e) -> (S, d, e)."""
+    return a[:, :, None] * b[:, None, :]
 
 
 class GridMoments(NamedTuple):
@@ -111,15 +116,14 @@ class GridMoments(NamedTuple):
     q_xy: Tensor
 
     def swap(self) -> Self:
-        """The moments with X and Y in each other's place: all pairs (L_y, L_x)."""
-        xy = self.xy.permute(1, 0, 3, 2)
+        """The moments of (Y, X): all pairs (L_y, L_x)."""
         return type(self)(
             self.n,
             self.mean_y,
             self.mean_x,
             self.yy,
             self.xx,
-            xy,
+            self.xy.permute(1, 0, 3, 2),
             self.q_yy,
             self.q_xx,
             self.q_xy.T,
@@ -134,7 +138,7 @@ def squares(scatter: Tensor) -> Tensor:
 def by_tile(
     moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]
 ) -> Tensor:
-    """A function of layer pairs, for all of them.
+    """Compute a function of layer pairs for all of them, a few at a time.
 
     Args:
         moments: of the grid.
@@ -144,14 +148,17 @@ def by_tile(
     Returns:
         (L_x, L_y, ...).
     """
-    xy = moments.xy
-    size = max(1, TILE // (xy.shape[2] * xy.shape[3] * xy.element_size()))
-    tiles = [slice(j, j + size) for j in range(0, xy.shape[1], size)]
-    rows = (
-        torch.cat([compute(i, some, row[some].contiguous()) for some in tiles])
-        for i, row in enumerate(xy)
-    )
-    return torch.stack([*rows])
+    _, layers_y, d_x, d_y = moments.xy.shape
+    bytes_of_a_pair = d_x * d_y * moments.xy.element_size()
+    at_once = max(1, TILE // bytes_of_a_pair)
+    rows = []
+    for i, row in enumerate(moments.xy):
+        tiles = []
+        for j in range(0, layers_y, at_once):
+            some = slice(j, j + at_once)
+            tiles.append(compute(i, some, row[some].contiguous()))
+        rows.append(torch.cat(tiles))
+    return torch.stack(rows)
 
 
 Varying = Literal["features", "layers"]
@@ -175,14 +182,11 @@ def check_rows(x: Tensor, y: Tensor) -> None:
             "Row i of one must be the partner of row i of the other."
         )
     for name, states in (("x", x), ("y", y)):
-        # A sum is finite only if every term is, and much cheaper than to look at each; it may overflow, though.
-        if not states.sum().isfinite():
-            refuse_layers(
-                ~states.isfinite().all(-1).all(-1),
-                name,
-                "finite states",
-                "holds NaN or infinite values in",
-            )
+        # A sum is finite only if every term is, and much cheaper than a look at each; but it may overflow.
+        if states.sum().isfinite():
+            continue
+        bad = ~states.isfinite().all(-1).all(-1)
+        refuse_layers(bad, name, "finite states", "holds NaN or infinite values in")
 
 
 def check_moments(
@@ -199,7 +203,7 @@ def check_moments(
         moments: of the rows.
         measure: the measure's name, for error messages.
         rows: the fewest.
-        x: what has to vary of X: `features`, each of them; `layers`, some feature of each; None: nothing has to.
+        x: what has to vary of X: `features`, each of them; `layers`, some feature of each; None: nothing.
         y: likewise of Y.
 
     Raises:
@@ -214,26 +218,22 @@ def check_moments(
         ("y", y, moments.mean_y, moments.yy),
     ):
         variance = squares(scatter) / moments.n
-        finite = mean.isfinite() & variance.isfinite()
-        refuse_layers(
-            ~finite.all(-1),
-            name,
+        infinite = ~(mean.isfinite() & variance.isfinite()).all(-1)
+        expected, received = (
             f"finite rows for {measure}",
             "had NaN or infinite values in",
         )
+        refuse_layers(infinite, name, expected, received)
+
         constant = constant_features(variance, mean)
         if varying == "features":
+            expected = f"features that vary for {measure}"
             received = f"has {int(constant.sum())} constant ones in"
-            refuse_layers(
-                constant.any(-1), name, f"features that vary for {measure}", received
-            )
+            refuse_layers(constant.any(-1), name, expected, received)
         elif varying == "layers":
-            refuse_layers(
-                constant.all(-1),
-                name,
-                f"states that vary for {measure}",
-                "has only constant features in",
-            )
+            expected = f"states that vary for {measure}"
+            received = "has only constant features in"
+            refuse_layers(constant.all(-1), name, expected, received)
 
 
 def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
 
 
 def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
-    """Run a decomposition of a matrix of finite values.
+    """Decompose a matrix of finite values.
 
     Args:
         what: decomposition and what it is for, for error messages.
@@ -253,25 +253,29 @@ def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
         matrix: (..., n, m).
 
     Raises:
-        ValueError: it does not converge, or met or gave values that are not finite.
+        ValueError: it does not converge, or was given or gives values that are not finite.
     """
-    if matrix.isfinite().all():
+    if _is_finite(matrix):
         try:
             factors = decompose(matrix)
         except torch.linalg.LinAlgError as error:
             raise UserError(f"The {what} did not converge: {error}") from error
-        if all(
-            values.isfinite().all()
-            for values in ([factors] if isinstance(factors, Tensor) else factors)
-        ):
+        if _is_finite(factors):
             return factors
     raise UserError(
         f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states."
     )
 
 
+def _is_finite(values: Tensor | Sequence[Tensor]) -> bool:
+    """Whether all numbers of a tensor, or of several, are finite."""
+    if isinstance(values, Tensor):
+        return bool(values.isfinite().all())
+    return all(map(_is_finite, values))
+
+
 def refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:
-    """Raise if any layer is bad, (L,), of the rows called `name`: what was expected, and what was received in them."""
+    """Raise if any layer of `name` is bad, (L,), with what was expected and what was received."""
     if bad.any():
         layers = torch.nonzero(bad)[:, 0].tolist()
         raise UserError(
