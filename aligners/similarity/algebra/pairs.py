@@ -1,15 +1,17 @@
 """Centred rows, and sums over all pairs of different rows, of two kernels at once: what HSIC and RSA are made of."""
 
 from collections.abc import Callable
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.moments import check_rows
+from aligners.similarity.algebra.moments import check_rows, zeros_of
 
-BLOCK = 256  # rows of a block of a Gram matrix: the blocks of a dozen layers then stay near the processor
+# rows of a block of a Gram matrix: the blocks of a dozen layers then stay near the processor
+BLOCK = 256
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -20,9 +22,10 @@ def centred(x: Tensor) -> tuple[Tensor, Tensor]:
     Rounding can move the mean of a constant away from it. Clamped to the range of the rows it is that constant, and
     constant features become exact zeros.
     """
-    mean = x.mean(1, keepdim=True).clamp(
-        x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-    )
+    least = x.amin(1, keepdim=True)
+    most = x.amax(1, keepdim=True)
+    mean = x.mean(1, keepdim=True)
+    mean = mean.clamp(least, most)
     return x - mean, mean
 
 
@@ -43,20 +46,22 @@ class CentredRows:
     dtype = torch.float64
 
     def __init__(self, x: Tensor, of_length_one: bool = False) -> None:
-        self._x, self._of_length_one = x, of_length_one
-        self.shape, self.device = x.shape, x.device
+        self._x = x
+        self._of_length_one = of_length_one
+        self.shape = x.shape
+        self.device = x.device
         means, along, squares = [], [], []
         for layer in x.split(1):  # one at a time, for the memory
             rows = self._scaled(layer)
-            squares.append(torch.linalg.vecdot(rows, rows).mean())
+            lengths = torch.linalg.vecdot(rows, rows)
+            squares.append(lengths.mean())
             from_mean, mean = centred(rows)
-            along.append((from_mean @ mean.mT)[0, :, 0])
             means.append(mean)
-        self._mean, self.along, self.squares = (
-            torch.cat(means),
-            torch.stack(along),
-            torch.stack(squares),
-        )
+            products = from_mean @ mean.mT
+            along.append(products[0, :, 0])
+        self._mean = torch.cat(means)
+        self.along = torch.stack(along)
+        self.squares = torch.stack(squares)
 
     def __len__(self) -> int:
         """L."""
@@ -64,15 +69,19 @@ class CentredRows:
 
     def __getitem__(self, at: tuple[slice, slice]) -> Tensor:
         """Some layers and some rows."""
-        return self._scaled(self._x[at]).sub_(self._mean[at[0]])
+        rows = self._scaled(self._x[at])
+        return rows.sub_(self._mean[at[0]])
 
     def _scaled(self, rows: Tensor) -> Tensor:
+        """A copy in float64, of length 1 if asked for."""
         rows = rows.to(torch.float64, copy=True)
-        return (
-            rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True))
-            if self._of_length_one
-            else rows
-        )
+        if self._of_length_one:
+            lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+            rows /= lengths
+        return rows
+
+
+Rows = Tensor | CentredRows
 
 
 class PairSums(NamedTuple):
@@ -92,6 +101,20 @@ class PairSums(NamedTuple):
     rows_x: Tensor
     rows_y: Tensor
 
+    def add_(self, x: Tensor, y: Tensor, i: slice, j: slice) -> None:
+        """Add blocks (L_x, r, c) and (L_y, r, c) of the kernels at rows i and columns j, and their mirror images."""
+        x = _add_rows(self.rows_x, x, i, j)
+        y = _add_rows(self.rows_y, y, i, j)
+        times = 1
+        if i != j:
+            times = 2
+        products = x @ y.mT
+        squares_x = torch.linalg.vecdot(x, x)
+        squares_y = torch.linalg.vecdot(y, y)
+        self.xy.add_(products, alpha=times)
+        self.xx.add_(squares_x, alpha=times)
+        self.yy.add_(squares_y, alpha=times)
+
 
 def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
     """Raise unless x (L_x, N, d_x) and y (L_y, N, d_y) are at least `least` paired finite rows.
@@ -107,7 +130,7 @@ def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
         )
 
 
-def linear_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
+def linear_pair_sums(x: Rows, y: Rows) -> PairSums:
     """Sums of the linear kernels K_ij = x_i·x_j and L_ij = y_i·y_j, by the route with fewer operations.
 
     The Gram side costs about N²(L_x d_x + L_y d_y + L_x L_y)/2 multiplications, half of them saved by symmetry; the
@@ -117,49 +140,74 @@ def linear_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSu
         x: (L_x, N, d_x); Gram matrices are taken in its dtype, so float32 stays float32, and summed in float64.
         y: (L_y, N, d_y).
     """
-    (l_x, n, d_x), (l_y, _, d_y) = x.shape, y.shape
-    gram = by_gram(n, l_x, d_x, l_y, d_y, double=x.dtype == torch.float64)
-    return gram_pair_sums(x, y) if gram else feature_pair_sums(x, y)
+    l_x, n, d_x = x.shape
+    l_y, _, d_y = y.shape
+    double = x.dtype == torch.float64
+    if by_gram(n, l_x, d_x, l_y, d_y, double=double):
+        return gram_pair_sums(x, y)
+    return feature_pair_sums(x, y)
 
 
 def by_gram(n: int, l_x: int, d_x: int, l_y: int, d_y: int, *, double: bool) -> bool:
     """Whether the Gram side is the cheaper route of `linear_pair_sums`, for rows of such sizes in double precision."""
-    gram = n * n * (l_x * d_x + l_y * d_y + l_x * l_y) / 2
-    feature = n * (l_x * l_y * d_x * d_y + l_x * d_x**2 + l_y * d_y**2)
-    return gram <= (
-        feature if double else 2 * feature
-    )  # the feature side is in float64, at half the speed
+    features_x = l_x * d_x
+    features_y = l_y * d_y
+    gram = n * n * (features_x + features_y + l_x * l_y) / 2
+    own = features_x * d_x + features_y * d_y
+    feature = n * (features_x * features_y + own)
+    if not double:
+        feature *= 2  # it is in float64, at half the speed
+    return gram <= feature
 
 
-def gram_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
+def gram_pair_sums(x: Rows, y: Rows) -> PairSums:
     """`linear_pair_sums` from blocks of the Gram matrices: memory (L_x + L_y)·256², whatever the number of rows."""
     return kernel_pair_sums(x, y, _inner, _inner)
 
 
-def feature_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
+def feature_pair_sums(x: Rows, y: Rows) -> PairSums:
     """`linear_pair_sums` from the features: tr(K̃L̃) = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖² and K̃1 = x_i·Σ_j x_j − ‖x_i‖².
 
     All of it in float64: with few rows the two terms of tr(K̃L̃) nearly cancel.
     """
-    x, y = x[:, :].double(), y[:, :].double()
-    squares_x, squares_y = (x**2).sum(2), (y**2).sum(2)
-    wide = y.transpose(0, 1).flatten(1)  # (N, L_y d_y): one product for all layers of Y
-    cross = ((rows.mT @ wide).unflatten(1, y.shape[::2]) for rows in x)
-    xx, yy = (((rows.mT @ rows) ** 2).sum((1, 2)) for rows in (x, y))
+    x = x[:, :].double()
+    y = y[:, :].double()
+    squares_x = (x**2).sum(2)
+    squares_y = (y**2).sum(2)
+    both = squares_x @ squares_y.mT
+    wide = y.transpose(0, 1)
+    wide = wide.flatten(1)  # (N, L_y d_y): one product for all layers of Y
+    xy = []
+    for layer in x:
+        products = layer.mT @ wide
+        products = products.unflatten(1, y.shape[::2])
+        norms = (products**2).sum((0, 2))
+        xy.append(norms)
     return PairSums(
-        x.shape[1],
-        torch.stack([(products**2).sum((0, 2)) for products in cross])
-        - squares_x @ squares_y.mT,
-        xx - (squares_x**2).sum(1),
-        yy - (squares_y**2).sum(1),
-        (x @ x.sum(1)[:, :, None])[:, :, 0] - squares_x,
-        (y @ y.sum(1)[:, :, None])[:, :, 0] - squares_y,
+        n=x.shape[1],
+        xy=torch.stack(xy) - both,
+        xx=_own_sums(x, squares_x),
+        yy=_own_sums(y, squares_y),
+        rows_x=_row_sums(x, squares_x),
+        rows_y=_row_sums(y, squares_y),
     )
 
 
-def kernel_pair_sums(
-    x: Tensor | CentredRows, y: Tensor | CentredRows, kernel_x: Kernel, kernel_y: Kernel
-) -> PairSums:
+def _own_sums(x: Tensor, squares: Tensor) -> Tensor:
+    """Σ K_ij², (L,), of rows (L, N, d) with ‖x_i‖² (L, N)."""
+    scatter = x.mT @ x
+    same = (squares**2).sum(1)
+    return (scatter**2).sum((1, 2)) - same
+
+
+def _row_sums(x: Tensor, squares: Tensor) -> Tensor:
+    """K̃1, (L, N), likewise."""
+    total = x.sum(1)
+    products = x @ total[:, :, None]
+    return products[:, :, 0] - squares
+
+
+def kernel_pair_sums(x: Rows, y: Rows, kernel_x: Kernel, kernel_y: Kernel) -> PairSums:
     """Sums of any two symmetric kernels, for all layer pairs by one product a block, over the upper triangle.
 
     Args:
@@ -168,42 +216,42 @@ def kernel_pair_sums(
         kernel_x: from rows (L_x, r, d_x) and rows (L_x, c, d_x) of X to their kernel (L_x, r, c).
         kernel_y: likewise for Y.
     """
-    (l_x, n, _), l_y = x.shape, len(y)
-    shapes = ((l_x, l_y), (l_x,), (l_y,), (l_x, n), (l_y, n))
-    sums = PairSums(
-        n,
-        *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes),
-    )
+    l_x, n, _ = x.shape
+    l_y = len(y)
+    squares = (l_x,), (l_y,)
+    rows = (l_x, n), (l_y, n)
+    shapes = [(l_x, l_y), *squares, *rows]
+    sums = PairSums(n, *zeros_of(shapes, x.device))
     for i, j in upper_blocks(n):
-        twice = 1 if i == j else 2
         if i == j:  # the first of its row of blocks
-            rows_x, rows_y = x[:, i], y[:, i]
-        k = _off_diagonal(kernel_x(rows_x, x[:, j]), i == j)
-        l = _off_diagonal(kernel_y(rows_y, y[:, j]), i == j)  # noqa: E741
-        for rows, block in ((sums.rows_x, k), (sums.rows_y, l)):
-            rows[:, i] += block.sum(2)
-            if i != j:
-                rows[:, j] += block.sum(1)
-        k, l = k.flatten(1), l.flatten(1)  # noqa: E741
-        sums.xy.add_(k @ l.mT, alpha=twice)
-        sums.xx.add_(torch.linalg.vecdot(k, k), alpha=twice)
-        sums.yy.add_(torch.linalg.vecdot(l, l), alpha=twice)
+            rows_x = x[:, i]
+            rows_y = y[:, i]
+        block_x = kernel_x(rows_x, x[:, j])
+        block_y = kernel_y(rows_y, y[:, j])
+        sums.add_(block_x, block_y, i, j)
     return sums
+
+
+def _add_rows(rows: Tensor, block: Tensor, i: slice, j: slice) -> Tensor:
+    """Add the sums over rows of a block and of its mirror image; return it flat, without the matrix's diagonal."""
+    block = block.double()
+    if i == j:
+        block.diagonal(dim1=1, dim2=2).zero_()
+    rows[:, i] += block.sum(2)
+    if i != j:
+        rows[:, j] += block.sum(1)
+    return block.flatten(1)
 
 
 def upper_blocks(n: int) -> list[tuple[slice, slice]]:
     """The blocks on and above the diagonal of an n × n matrix, as slices of rows and of columns."""
-    parts = [slice(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)]
-    return [(i, j) for place, i in enumerate(parts) for j in parts[place:]]
+    parts = []
+    for start in range(0, n, BLOCK):
+        end = min(start + BLOCK, n)
+        parts.append(slice(start, end))
+    return list(combinations_with_replacement(parts, 2))
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """The linear kernel."""
     return a @ b.mT
-
-
-def _off_diagonal(block: Tensor, on_diagonal: bool) -> Tensor:
-    """A block in float64, without the matrix's diagonal."""
-    block = block.double()
-    if on_diagonal:
-        block.diagonal(dim1=1, dim2=2).zero_()
-    return block
