@@ -13,6 +13,7 @@ from aligners.similarity.algebra.moments import (
     check_moments,
     refuse_layers,
     squares,
+    zeros_of,
 )
 from aligners.similarity.algebra.pairs import (
     PairSums,
@@ -38,9 +39,10 @@ def linear_cka(moments: GridMoments) -> Tensor:
             varies.
     """
     check_moments(moments, "Linear CKA", 3, x="layers", y="layers")
-    return (
-        _cross(moments) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
-    )
+    xx = _squared(moments.xx)
+    yy = _squared(moments.yy)
+    norm = (xx[:, None] * yy).sqrt()
+    return _cross(moments) / norm
 
 
 @of_moments
@@ -63,19 +65,26 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
             that is not positive.
     """
     check_moments(moments, "Unbiased CKA", 4, x="layers", y="layers")
-    trace_x, trace_y = (
-        squares(scatter).sum(-1) for scatter in (moments.xx, moments.yy)
-    )
-    cross = _hsic(moments.n, _cross(moments), moments.q_xy, trace_x[:, None] * trace_y)
-    own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())
-    own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
-    for name, within, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
-        refused = ~(
-            within > 1e-12 * trace.square()
-        )  # what rounding leaves of 0 is not positive
-        expected = f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
-        refuse_layers(refused, name, expected, "has none in")
-    return cross / (own_x[:, None] * own_y).sqrt()
+    n = moments.n
+    trace_x = squares(moments.xx).sum(-1)
+    trace_y = squares(moments.yy).sum(-1)
+    traces = trace_x[:, None] * trace_y
+    xy = _hsic(n, _cross(moments), moments.q_xy, traces)
+
+    own = []
+    for name, scatter, quartic, trace in (
+        ("x", moments.xx, moments.q_xx, trace_x),
+        ("y", moments.yy, moments.q_yy, trace_y),
+    ):
+        square = trace.square()
+        hsic = _hsic(n, _squared(scatter), quartic, square)
+        positive = hsic > 1e-12 * square  # what rounding leaves of 0 is not
+        expected = f"a positive HSIC of each layer with itself from {int(n)} rows for Unbiased CKA"
+        refuse_layers(~positive, name, expected, "has none in")
+        own.append(hsic)
+    xx, yy = own
+    norm = (xx[:, None] * yy).sqrt()
+    return xy / norm
 
 
 def _cross(moments: GridMoments) -> Tensor:
@@ -85,12 +94,15 @@ def _cross(moments: GridMoments) -> Tensor:
 
 def _squared(scatter: Tensor) -> Tensor:
     """Squared Frobenius norm over the last two axes."""
-    return scatter.flatten(-2).norm(dim=-1).square()
+    norm = scatter.flatten(-2).norm(dim=-1)
+    return norm.square()
 
 
 def _hsic(n: Tensor, squared: Tensor, quartic: Tensor, traces: Tensor) -> Tensor:
     """HSIC₁ times n (n − 3), of centred rows; the factor cancels in a CKA."""
-    return squared - quartic + traces / ((n - 1) * (n - 2)) - 2 * quartic / (n - 2)
+    hsic = squared - quartic
+    hsic = hsic + traces / ((n - 1) * (n - 2))
+    return hsic - 2 * quartic / (n - 2)
 
 
 LEAST_ROWS = 4  # HSIC_1 divides by N − 3
@@ -118,37 +130,26 @@ class HSIC(NamedTuple):
     ) -> Self:
         """The sums of no batches."""
         pairs = (layers_x, layers_y)
-        shapes: tuple[tuple[int, ...], ...] = (
-            pairs,
-            (layers_x,),
-            (layers_y,),
-            pairs,
-            (),
-        )
-        return cls(
-            *(
-                torch.zeros(shape, dtype=torch.float64, device=device)
-                for shape in shapes
-            )
-        )
+        within = (layers_x,), (layers_y,)
+        shapes = [pairs, *within, pairs, ()]
+        return cls(*zeros_of(shapes, device))
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of batches."""
-        return (
-            type(self)(*map(torch.add, self, other))
-            if isinstance(other, HSIC)
-            else NotImplemented
-        )
+        if not isinstance(other, HSIC):
+            return NotImplemented
+        return type(self)(*map(torch.add, self, other))
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one layer of X and one of Y, by index."""
-        one = slice(i, i + 1), slice(j, j + 1)
+        one = slice(i, i + 1)
+        other = slice(j, j + 1)
         return type(self)(
-            self.xy[one],
-            self.xx[one[0]],
-            self.yy[one[1]],
-            self.ratios[one],
-            self.batches,
+            xy=self.xy[one, other],
+            xx=self.xx[one],
+            yy=self.yy[other],
+            ratios=self.ratios[one, other],
+            batches=self.batches,
         )
 
 
@@ -171,27 +172,39 @@ def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
     Raises:
         ValueError: fewer than 4 rows, rows that are not paired, values that are not finite.
     """
-    x, y = _lifted(x), _lifted(y)
+    x = _lifted(x)
+    y = _lifted(y)
     check_enough(x, y, LEAST_ROWS, "Unbiased HSIC")
-    return unbiased_hsic_from_sums(linear_pair_sums(centred(x)[0], centred(y)[0]))
+    rows_x, _ = centred(x)
+    rows_y, _ = centred(y)
+    sums = linear_pair_sums(rows_x, rows_y)
+    return unbiased_hsic_from_sums(sums)
 
 
 def unbiased_hsic_from_sums(sums: PairSums) -> HSIC:
     """HSIC_1 of any two kernels from their sums over pairs of different rows."""
-    n = sums.n
-    total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
+    n, x, y = sums.n, sums.rows_x, sums.rows_y
+    total_x = x.sum(1)
+    total_y = y.sum(1)
+    totals = total_x[:, None] * total_y
+    xy = _unbiased(n, sums.xy, totals, x @ y.mT)
+    xx = _unbiased(n, sums.xx, total_x**2, (x**2).sum(1))
+    yy = _unbiased(n, sums.yy, total_y**2, (y**2).sum(1))
+    ratios = _ratio(xy, xx, yy)
+    return HSIC(xy, xx, yy, ratios, xy.new_ones(()))
 
-    def of(traces: Tensor, products: Tensor, rows: Tensor) -> Tensor:
-        return (traces + products / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (
-            n * (n - 3)
-        )
 
-    xy = of(sums.xy, total_x[:, None] * total_y, sums.rows_x @ sums.rows_y.mT)
-    xx = of(sums.xx, total_x**2, (sums.rows_x**2).sum(1))
-    yy = of(sums.yy, total_y**2, (sums.rows_y**2).sum(1))
-    return HSIC(
-        xy, xx, yy, xy / (xx.sqrt()[:, None] * yy.sqrt()), torch.ones_like(xy[0, 0])
-    )
+def _unbiased(n: int, traces: Tensor, totals: Tensor, products: Tensor) -> Tensor:
+    """HSIC_1 from tr(K̃L̃), 1ᵀK̃1 1ᵀL̃1 and 1ᵀK̃L̃1."""
+    hsic = traces + totals / ((n - 1) * (n - 2))
+    hsic = hsic - 2 / (n - 2) * products
+    return hsic / (n * (n - 3))
+
+
+def _ratio(xy: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
+    """HSIC(X, Y) / √(HSIC(X, X) HSIC(Y, Y)), (L_x, L_y)."""
+    norm = xx.sqrt()[:, None] * yy.sqrt()
+    return xy / norm
 
 
 def cka_from_hsic(hsic: HSIC) -> Tensor:
@@ -203,7 +216,7 @@ def cka_from_hsic(hsic: HSIC) -> Tensor:
     for name, within in (("x", hsic.xx), ("y", hsic.yy)):
         expected = "rows whose HSIC with themselves is positive: features that vary, and enough rows for an estimate"
         refuse_layers(~(within > 0), name, expected, "has others in")
-    return hsic.xy / (hsic.xx.sqrt()[:, None] * hsic.yy.sqrt())
+    return _ratio(hsic.xy, hsic.xx, hsic.yy)
 
 
 def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
@@ -259,19 +272,23 @@ def mean_cka(hsic: HSIC) -> Tensor:
 
 def _of_batches(x: Tensor, y: Tensor, batch: int) -> HSIC:
     """The sums over batches of rows."""
-    left = x.shape[1] % batch if batch >= LEAST_ROWS else batch
+    left = batch
+    if batch >= LEAST_ROWS:
+        left = x.shape[1] % batch
     if 0 < left < LEAST_ROWS or batch < 1:
         raise UserError(
             f"Expected batches of at least {LEAST_ROWS} rows, but `batch` = {batch} leaves one of {left} of the "
             f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
         )
-    batches = [
-        unbiased_hsic(a, b)
-        for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)
-    ]
-    return HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True)))
+    parts_x = x.split(batch, 1)
+    parts_y = y.split(batch, 1)
+    batches = list(map(unbiased_hsic, parts_x, parts_y))
+    sums = [torch.stack(parts).sum(0) for parts in zip(*batches, strict=True)]
+    return HSIC(*sums)
 
 
 def _lifted(x: Tensor) -> Tensor:
-    """Lift half precision to float32: products in half precision would lose most digits."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    """Half precision as float32: products in half precision would lose most digits."""
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.float()

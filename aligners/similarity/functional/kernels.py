@@ -1,9 +1,8 @@
 """Measures made of the similarities or distances between rows, on a sample of rows: RSA and RBF CKA.
 
-They are not additive over rows: memory and time grow with the square of the sample. Everything is in float64.
+They do not add up over rows: memory and time grow with the square of the sample. Everything is in float64.
 """
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -48,25 +47,29 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     """
     check_known(get_args(Kernel), kernel=kernel)
     pairs.check_enough(x, y, 3, "RSA")
-    if kernel == "cosine":
-        for name, rows in (("x", x), ("y", y)):
-            expected = "rows that are not zero, whose cosine is not defined"
-            refuse_layers(
-                ~rows.any(2).all(1),
-                name,
-                expected,
-                f"has {int((~rows.any(2)).sum())} rows of zeros in",
-            )
-    rows_x, rows_y = (
-        pairs.CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y)
-    )
+    cosine = kernel == "cosine"
+    if cosine:
+        _check_lengths("x", x)
+        _check_lengths("y", y)
+    rows_x = pairs.CentredRows(x, of_length_one=cosine)
+    rows_y = pairs.CentredRows(y, of_length_one=cosine)
     if kernel == "euclidean":
-        return _correlation(
-            pairs.kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances)
-        )
+        kernels = _minus_distances, _minus_distances
+        sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
+        return _correlation(sums)
+
     # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
-    sums = _added(pairs.linear_pair_sums(rows_x, rows_y), rows_x.along, rows_y.along)
+    sums = pairs.linear_pair_sums(rows_x, rows_y)
+    sums = _added(sums, rows_x.along, rows_y.along)
     return _correlation(sums, rows_x.squares, rows_y.squares)
+
+
+def _check_lengths(name: str, rows: Tensor) -> None:
+    """Raise if a row (L, N, d) is zero."""
+    zero = ~rows.any(2)
+    expected = "rows that are not zero, whose cosine is not defined"
+    received = f"has {int(zero.sum())} rows of zeros in"
+    refuse_layers(zero.any(1), name, expected, received)
 
 
 def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) -> Tensor:
@@ -92,48 +95,62 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     """
     check_range(above=0, width=width)  # σ in units of the median distance
     pairs.check_enough(x, y, LEAST_ROWS, "RBF CKA")
-    rows_x, rows_y = pairs.CentredRows(x), pairs.CentredRows(y)
-    kernels = [
-        _rbf(width**2 * _median_squares(rows, name))
-        for name, rows in (("x", rows_x), ("y", rows_y))
-    ]
+    rows_x = pairs.CentredRows(x)
+    rows_y = pairs.CentredRows(y)
+    variance_x = width**2 * _median_squares(rows_x, "x")
+    variance_y = width**2 * _median_squares(rows_y, "y")
+    kernels = _rbf(variance_x), _rbf(variance_y)
     sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
     if unbiased:
-        return cka_from_hsic(unbiased_hsic_from_sums(sums))
-    # HSICs of kernels with ones on the diagonal; a factor of (N − 1)² falls out of their ratio
-    n, a, b = sums.n, sums.rows_x + 1, sums.rows_y + 1
-    total_a, total_b = a.sum(1), b.sum(1)
-    hsic = HSIC(
-        sums.xy + n - 2 / n * a @ b.mT + total_a[:, None] * total_b / n**2,
-        sums.xx + n - 2 / n * (a**2).sum(1) + total_a**2 / n**2,
-        sums.yy + n - 2 / n * (b**2).sum(1) + total_b**2 / n**2,
-    )
+        hsic = unbiased_hsic_from_sums(sums)
+    else:
+        hsic = _biased_hsic(sums)
     return cka_from_hsic(hsic)
+
+
+def _biased_hsic(sums: pairs.PairSums) -> HSIC:
+    """tr(KHLH) of kernels with ones on the diagonal; a factor of (N − 1)² is left out, as it cancels in a CKA."""
+    n = sums.n
+    a = sums.rows_x + 1
+    b = sums.rows_y + 1
+    total_a = a.sum(1)
+    total_b = b.sum(1)
+    totals = total_a[:, None] * total_b
+
+    xy = sums.xy + n - 2 / n * a @ b.mT
+    xx = sums.xx + n - 2 / n * (a**2).sum(1)
+    yy = sums.yy + n - 2 / n * (b**2).sum(1)
+    return HSIC(
+        xy=xy + totals / n**2, xx=xx + total_a**2 / n**2, yy=yy + total_b**2 / n**2
+    )
 
 
 def _added(sums: pairs.PairSums, a: Tensor, b: Tensor) -> pairs.PairSums:
     """The sums of K_ij + a_i + a_j and L_ij + b_i + b_j, from those of K and L; a is (L_x, N), b (L_y, N)."""
     n = sums.n
-    total_a, total_b = a.sum(1), b.sum(1)
+    rows_x = sums.rows_x
+    rows_y = sums.rows_y
+    total_a = a.sum(1)
+    total_b = b.sum(1)
+    xy = rows_x @ b.mT + a @ rows_y.mT
+    xy = xy + (n - 2) * a @ b.mT
+    xy = xy + total_a[:, None] * total_b
     return pairs.PairSums(
-        n,
-        sums.xy
-        + 2
-        * (
-            sums.rows_x @ b.mT
-            + a @ sums.rows_y.mT
-            + (n - 2) * a @ b.mT
-            + total_a[:, None] * total_b
-        ),
-        sums.xx
-        + 4 * (sums.rows_x * a).sum(1)
-        + 2 * ((n - 2) * (a**2).sum(1) + total_a**2),
-        sums.yy
-        + 4 * (sums.rows_y * b).sum(1)
-        + 2 * ((n - 2) * (b**2).sum(1) + total_b**2),
-        sums.rows_x + (n - 2) * a + total_a[:, None],
-        sums.rows_y + (n - 2) * b + total_b[:, None],
+        n=n,
+        xy=sums.xy + 2 * xy,
+        xx=_added_squares(n, sums.xx, rows_x, a),
+        yy=_added_squares(n, sums.yy, rows_y, b),
+        rows_x=rows_x + (n - 2) * a + total_a[:, None],
+        rows_y=rows_y + (n - 2) * b + total_b[:, None],
     )
+
+
+def _added_squares(n: int, squares: Tensor, rows: Tensor, a: Tensor) -> Tensor:
+    """Σ (K_ij + a_i + a_j)², (L,), from Σ K_ij² and Σ_j K_ij."""
+    products = (rows * a).sum(1)
+    own = (n - 2) * (a**2).sum(1)
+    total = a.sum(1)
+    return squares + 4 * products + 2 * (own + total**2)
 
 
 def _correlation(
@@ -141,8 +158,9 @@ def _correlation(
 ) -> Tensor:
     """Pearson correlation over pairs of rows; `self_x` (L_x,) is a row's mean similarity with itself, if not zero."""
     count = sums.n * (sums.n - 1)
-    total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
-    variances = []
+    total_x = sums.rows_x.sum(1)
+    total_y = sums.rows_y.sum(1)
+    deviations = []
     for name, squares, total, to_self in (
         ("x", sums.xx, total_x, self_x),
         ("y", sums.yy, total_y, self_y),
@@ -150,56 +168,73 @@ def _correlation(
         variance = (squares - total**2 / count) / count
         least = _CONSTANT * squares / count
         if to_self is not None:
-            least = torch.maximum(least, _CONSTANT_TO_SELF * to_self**2)
+            least = least.maximum(_CONSTANT_TO_SELF * to_self**2)
+        constant = ~(variance > least)
         expected = "rows whose similarities to one another differ, so that there is a correlation"
-        refuse_layers(
-            ~(variance > least), name, expected, "has rows of equal similarities in"
-        )
-        variances.append(variance)
-    covariance = (sums.xy - total_x[:, None] * total_y / count) / count
-    return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
+        received = "has rows of equal similarities in"
+        refuse_layers(constant, name, expected, received)
+        deviations.append(variance.sqrt())
+
+    totals = total_x[:, None] * total_y
+    covariance = (sums.xy - totals / count) / count
+    deviation_x, deviation_y = deviations
+    return covariance / (deviation_x[:, None] * deviation_y)
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """‖a_i − b_j‖², (L, r, c). Those that rounding leaves below zero become zero."""
-    squares_a, squares_b = (a**2).sum(2), (b**2).sum(2)
-    return (squares_a[:, :, None] + squares_b[:, None] - 2 * a @ b.mT).clamp_(min=0)
+    squares_a = (a**2).sum(2)
+    squares_b = (b**2).sum(2)
+    squares = squares_a[:, :, None] + squares_b[:, None]
+    squares = squares - 2 * a @ b.mT
+    return squares.clamp_(min=0)
 
 
 def _minus_distances(a: Tensor, b: Tensor) -> Tensor:
+    """−‖a_i − b_j‖, (L, r, c)."""
     return -_squared_distances(a, b).sqrt()
 
 
-def _rbf(variance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _rbf(variance: Tensor) -> pairs.Kernel:
     """The kernel of layers whose σ² is `variance`, (L,)."""
-    return lambda a, b: torch.exp(
-        _squared_distances(a, b) / (-2 * variance[:, None, None])
-    )
+    scale = -2 * variance[:, None, None]
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp(_squared_distances(a, b) / scale)
+
+    return kernel
 
 
 def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
     """Square of the median distance of rows i < j at each layer, (L,)."""
     medians = []
-    n = x.shape[1]
     for place in range(len(x)):
-        layer, filled = x[place : place + 1, :], 0
-        squares = layer.new_empty(n * (n - 1) // 2)
-        for i, j in pairs.upper_blocks(n):
-            block = _squared_distances(layer[:, i], layer[:, j])[0]
-            some = (
-                block.flatten()
-                if i != j
-                else block[torch.ones_like(block, dtype=torch.bool).triu(1)]
-            )
-            squares[filled : filled + len(some)] = some
-            filled += len(some)
+        layer = x[place : place + 1, :]
+        squares = _squares_of_pairs(layer)
         # The mean of the two in the middle, as statistics has it: `torch.median` is the lower one.
-        middle = [
-            squares.kthvalue(k).values.sqrt()
-            for k in ((len(squares) + 1) // 2, len(squares) // 2 + 1)
-        ]
-        medians.append((middle[0] + middle[1]) / 2)
+        half = len(squares) // 2
+        odd = len(squares) % 2
+        lower = squares.kthvalue(half + odd).values
+        upper = squares.kthvalue(half + 1).values
+        middle = lower.sqrt() + upper.sqrt()
+        medians.append(middle / 2)
     median = torch.stack(medians)
     expected = "rows with a median distance above 0: features that vary, and no row that most rows repeat"
     refuse_layers(median == 0, name, expected, "has others in")
     return median**2
+
+
+def _squares_of_pairs(layer: Tensor) -> Tensor:
+    """The squared distances of rows i < j, (N (N − 1) / 2,), of one layer (1, N, d), in no order."""
+    n = layer.shape[1]
+    squares = layer.new_empty(n * (n - 1) // 2)
+    filled = 0
+    for i, j in pairs.upper_blocks(n):
+        block = _squared_distances(layer[:, i], layer[:, j])
+        if i == j:
+            above = torch.ones_like(block, dtype=torch.bool)
+            block = block[above.triu(1)]
+        end = filled + block.numel()
+        squares[filled:end] = block.flatten()
+        filled = end
+    return squares

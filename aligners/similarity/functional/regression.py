@@ -29,15 +29,15 @@ def neuronsim(moments: GridMoments) -> Tensor:
         ValueError: fewer than 3 rows (of two every correlation is ±1), non-finite rows, or constant features.
     """
     check_moments(moments, "Neuron similarity", 3, x="features", y="features")
-    length_x, length_y = (
-        squares(scatter).sqrt() for scatter in (moments.xx, moments.yy)
-    )
-    return by_tile(
-        moments,
-        lambda i, some, xy: (
-            (xy.abs() / length_y[some, None]).amax(-1) / length_x[i]
-        ).mean(-1),
-    )
+    length_x = squares(moments.xx).sqrt()
+    length_y = squares(moments.yy).sqrt()
+
+    def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
+        scaled = xy.abs() / length_y[some, None]
+        largest = scaled.amax(-1) / length_x[i]
+        return largest.mean(-1)
+
+    return by_tile(moments, of_tile)
 
 
 @of_moments
@@ -59,10 +59,9 @@ def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
         ValueError: no more rows than Y's rank + 1, non-finite rows, constant features of Y, a layer of X in which
             nothing varies, or a decomposition that does not converge.
     """
-    return (
-        _explained(moments, white_y, "R²", "layers").sum(-1)
-        / squares(moments.xx).sum(-1)[:, None]
-    )
+    explained = _explained(moments, white_y, "R²", "layers")
+    total = squares(moments.xx).sum(-1)
+    return explained.sum(-1) / total[:, None]
 
 
 @of_moments
@@ -85,7 +84,9 @@ def mixedsim(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tens
             decomposition that does not converge.
     """
     explained = _explained(moments, white_y, "Mixed similarity", "features")
-    return (explained / squares(moments.xx)[:, None]).sqrt().mean(-1)
+    total = squares(moments.xx)
+    r = (explained / total[:, None]).sqrt()
+    return r.mean(-1)
 
 
 def _explained(
@@ -94,7 +95,12 @@ def _explained(
     """The squares of each neuron of X that a regression on all of Y explains, (L_x, L_y, d_x)."""
     check_moments(moments, measure, 3, x=varying, y="features")
     basis = _basis(moments, white_y, measure)
-    return by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
+
+    def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        return weight.square().sum(-1)
+
+    return by_tile(moments, of_tile)
 
 
 def r2_held_out(
@@ -111,29 +117,30 @@ def r2_held_out(
     check_moments(fitted, "R²", 3, x="layers", y="features")
     check_moments(held_out, "Held-out R²", 1)
     basis = _basis(fitted, white_y, "R²")
-    shift_x, shift_y = held_out.mean_x - fitted.mean_x, held_out.mean_y - fitted.mean_y
-    total = squares(held_out.xx) + held_out.n * shift_x.square()
-    if not (total.sum(-1) > 0).all():
+    n = held_out.n
+    shift_x = held_out.mean_x - fitted.mean_x
+    shift_y = held_out.mean_y - fitted.mean_y
+    total = squares(held_out.xx) + n * shift_x.square()
+    whole = total.sum(-1)
+    if not (whole > 0).all():
         raise UserError(
             "Held-out R² expects rows that differ from the mean of `fitted`, but the "
-            f"{int(held_out.n)} rows of `held_out` do not, in a layer of X. Give other rows."
+            f"{int(n)} rows of `held_out` do not, in a layer of X. Give other rows."
         )
     # All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
     along = (shift_y[:, None] @ basis)[:, 0]
-    scatter = (
-        basis.mT @ held_out.yy @ basis + held_out.n * along[:, :, None] * along[:, None]
-    )
+    means = n * along[:, :, None] * along[:, None]
+    scatter = basis.mT @ held_out.yy @ basis + means
 
     def residuals(i: int, some: slice, xy: Tensor) -> Tensor:
         weight = xy @ basis[some]
-        cross = (
-            held_out.xy[i, some] @ basis[some]
-            + held_out.n * shift_x[i, :, None] * along[some, None]
-        )
-        return total[i] + (weight * (weight @ scatter[some] - 2 * cross)).sum(-1)
+        cross = held_out.xy[i, some] @ basis[some]
+        cross = cross + n * shift_x[i, :, None] * along[some, None]
+        products = weight * (weight @ scatter[some] - 2 * cross)
+        return total[i] + products.sum(-1)
 
-    residual = by_tile(fitted, residuals)
-    return 1 - residual.sum(-1) / total.sum(-1)[:, None]
+    residual = by_tile(fitted, residuals).sum(-1)
+    return 1 - residual / whole[:, None]
 
 
 def mixedsim_held_out(
@@ -155,17 +162,22 @@ def mixedsim_held_out(
 
     def sums(i: int, some: slice, xy: Tensor) -> Tensor:
         weight = xy @ basis[some]
-        products = held_out.xy[i, some] @ basis[some], weight @ scatter[some]
-        return torch.stack([(weight * product).sum(-1) for product in products], -1)
+        cross = held_out.xy[i, some] @ basis[some]
+        covariance = weight * cross
+        variance = weight * (weight @ scatter[some])
+        return torch.stack([covariance.sum(-1), variance.sum(-1)], -1)
 
-    covariance, predicted = by_tile(fitted, sums).unbind(-1)
-    constant = ~(predicted > 0)
+    covariance, variance = by_tile(fitted, sums).unbind(-1)
+    constant = ~(variance > 0)
     if constant.any():
         raise UserError(
             "Held-out mixed similarity expects predictions that vary on the rows of `held_out`, but "
             f"{int(constant.sum())} of {constant.numel()} are constant on its {int(held_out.n)} rows. Give more rows."
         )
-    return (covariance / (predicted * squares(held_out.xx)[:, None]).sqrt()).mean(-1)
+    total = squares(held_out.xx)
+    norm = (variance * total[:, None]).sqrt()
+    r = covariance / norm
+    return r.mean(-1)
 
 
 def _basis(moments: GridMoments, white: Whitenings | None, measure: str) -> Tensor:
@@ -173,12 +185,13 @@ def _basis(moments: GridMoments, white: Whitenings | None, measure: str) -> Tens
 
     XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
     """
-    basis = (white or whitenings(moments.yy))(1.0, False)
+    white = white or whitenings(moments.yy)
+    basis = white(1.0, False)
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:
+        d_y = moments.yy.shape[-1]
         raise UserError(
-            f"{measure} expects more rows than regressors, at least {moments.yy.shape[-1] + 2} for the "
-            f"{moments.yy.shape[-1]} features of `y`, but `moments` hold {int(moments.n)}: any X would be "
-            "explained completely. Give more rows."
+            f"{measure} expects more rows than regressors, at least {d_y + 2} for the {d_y} features of `y`, but "
+            f"`moments` hold {int(moments.n)}: any X would be explained completely. Give more rows."
         )
     return basis.weight[..., :rank]
