@@ -93,8 +93,7 @@ def _explained(
     moments: GridMoments, white_y: Whitenings | None, measure: str, varying: Varying
 ) -> Tensor:
     """The squares of each neuron of X that a regression on all of Y explains, (L_x, L_y, d_x)."""
-    check_moments(moments, measure, 3, x=varying, y="features")
-    basis = _basis(moments, white_y, measure)
+    basis = _basis(moments, white_y, measure, varying)
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
         weight = xy @ basis[some]
@@ -114,33 +113,32 @@ def r2_held_out(
         ValueError: as `r2` for `fitted`; no held-out rows, or a layer of X in which no
             held-out row differs from the mean.
     """
-    check_moments(fitted, "R²", 3, x="layers", y="features")
+    basis = _basis(fitted, white_y, "R²", "layers")
     check_moments(held_out, "Held-out R²", 1)
-    basis = _basis(fitted, white_y, "R²")
     n = held_out.n
     shift_x = held_out.mean_x - fitted.mean_x
     shift_y = held_out.mean_y - fitted.mean_y
-    total = squares(held_out.xx) + n * shift_x.square()
-    whole = total.sum(-1)
-    if not (whole > 0).all():
-        raise UserError(
-            "Held-out R² expects rows that differ from the mean of `fitted`, but the "
-            f"{int(n)} rows of `held_out` do not, in a layer of X. Give other rows."
-        )
     # All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
     along = (shift_y[:, None] @ basis)[:, 0]
     means = n * along[:, :, None] * along[:, None]
     scatter = basis.mT @ held_out.yy @ basis + means
 
-    def residuals(i: int, some: slice, xy: Tensor) -> Tensor:
+    def explained(i: int, some: slice, xy: Tensor) -> Tensor:
+        """What the predictions change in the squares of each neuron, (J, d_x)."""
         weight = xy @ basis[some]
         cross = held_out.xy[i, some] @ basis[some]
         cross = cross + n * shift_x[i, :, None] * along[some, None]
-        products = weight * (weight @ scatter[some] - 2 * cross)
-        return total[i] + products.sum(-1)
+        return (weight * (weight @ scatter[some] - 2 * cross)).sum(-1)
 
-    residual = by_tile(fitted, residuals).sum(-1)
-    return 1 - residual / whole[:, None]
+    squares_x = squares(held_out.xx) + n * shift_x.square()
+    total = squares_x.sum(-1)
+    if not (total > 0).all():
+        raise UserError(
+            "Held-out R² expects rows that differ from the mean of `fitted`, but the "
+            f"{int(n)} rows of `held_out` do not, in a layer of X. Give other rows."
+        )
+    residual = squares_x[:, None] + by_tile(fitted, explained)
+    return 1 - residual.sum(-1) / total[:, None]
 
 
 def mixedsim_held_out(
@@ -155,9 +153,8 @@ def mixedsim_held_out(
         ValueError: as `mixedsim` for `fitted`; fewer than 3 held-out rows, or neurons or
             predictions that are constant on them.
     """
-    check_moments(fitted, "Mixed similarity", 3, x="features", y="features")
+    basis = _basis(fitted, white_y, "Mixed similarity", "features")
     check_moments(held_out, "Held-out mixed similarity", 3, x="features")
-    basis = _basis(fitted, white_y, "Mixed similarity")
     scatter = basis.mT @ held_out.yy @ basis
 
     def sums(i: int, some: slice, xy: Tensor) -> Tensor:
@@ -180,11 +177,14 @@ def mixedsim_held_out(
     return r.mean(-1)
 
 
-def _basis(moments: GridMoments, white: Whitenings | None, measure: str) -> Tensor:
+def _basis(
+    moments: GridMoments, white: Whitenings | None, measure: str, varying: Varying
+) -> Tensor:
     """W (L_y, d_y, k) with orthonormal columns Q_Y = YW, zero columns beyond a layer's rank.
 
-    XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
+    XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it. Raises if there is no regression on all of Y.
     """
+    check_moments(moments, measure, 3, x=varying, y="features")
     white = white or whitenings(moments.yy)
     basis = white(1.0, False)
     rank = int(basis.rank.max())

@@ -19,18 +19,26 @@ AT_ONCE = 2**22  # cosines that are held at a time
 
 def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     """Find equal rows of y (N, d): the first row of each of C sets, (C,), and the set of every row, (N,)."""
-    direction = torch.randn(
-        y.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    order = (y.double() @ direction.to(y.device)).argsort(
-        stable=True
-    )  # equal rows have equal products: neighbours
-    above, below = y[order[1:]], y[order[:-1]]
-    apart = (above - below).abs().amax(-1) > EQUAL * above.abs().amax(-1)
-    every, sets = torch.arange(len(y), device=y.device), torch.zeros_like(order)
+    draw = torch.Generator().manual_seed(0)
+    direction = torch.randn(y.shape[1], generator=draw, dtype=torch.float64)
+    direction = direction.to(y.device)
+
+    # equal rows have equal products, so that they become neighbours
+    products = y.double() @ direction
+    order = products.argsort(stable=True)
+    above = y[order[1:]]
+    below = y[order[:-1]]
+    gaps = (above - below).abs().amax(-1)
+    least = EQUAL * above.abs().amax(-1)
+    apart = gaps > least
+
+    sets = torch.zeros_like(order)
     sets[order[1:]] = apart.cumsum(0)
-    first = torch.full((1 + int(apart.sum()),), len(y), device=y.device)
-    return first.scatter_reduce(0, sets, every, "amin"), sets
+    count = 1 + int(apart.sum())
+    every = torch.arange(len(y), device=y.device)
+    first = torch.full((count,), len(y), device=y.device)
+    first = first.scatter_reduce(0, sets, every, "amin")
+    return first, sets
 
 
 def retrieval_scores(
@@ -53,33 +61,42 @@ def retrieval_scores(
         sets: `distinct_rows(y)`, where it is known.
         centred: subtract the mean of y from both first.
     """
-    first, own = distinct_rows(y) if sets is None else sets
-    partners = y[first]
+    if sets is None:
+        sets = distinct_rows(y)
+    first, own = sets
+    candidates = y[first]
     if centred:
         shift = y.double().mean(0)
-        partners, mapped = (partners.double() - shift).float(), mapped.double() - shift
+        candidates = candidates.double() - shift
+        mapped = mapped.double() - shift
     # the many in float32, which is as exact and takes half the time; what is mapped may be too large for it
-    candidates, queries = (
-        normalize(partners.float(), dim=-1),
-        normalize(mapped.double(), dim=-1).float(),
-    )
-    above, tied = [], []
+    candidates = normalize(candidates.float(), dim=-1)
+    queries = normalize(mapped.double(), dim=-1)
+    queries = queries.float()
+
+    above, near = [], []
     step = max(1, AT_ONCE // len(first))
-    for rows, right in zip(
-        queries.split(step), own[: len(mapped)].split(step), strict=True
-    ):
-        near = rows @ candidates.T
-        least = near.gather(1, right[:, None])
+    partners = own[: len(mapped)].split(step)
+    for rows, partner in zip(queries.split(step), partners, strict=True):
+        cosines = rows @ candidates.T
+        right = cosines.gather(1, partner[:, None])
         # counted in float32, which is exact up to 2²⁴ and three times as fast
-        above.append((near > least + TIE).float().sum(1))
-        tied.append((near >= least - TIE).float().sum(1) - above[-1])
-    before, among = torch.cat(above).double(), torch.cat(tied).double()
-    among = among.where(
-        among > 0, math.nan
-    )  # a cosine that is no number is above nothing, and not as near as itself
-    places = torch.digamma(before + among + 1) - torch.digamma(
-        before + 1
-    )  # Σ 1/place over the places that are shared
-    return torch.stack(
-        [*(((top - before) / among).clamp(0, 1) for top in (1, TOP)), places / among]
-    )
+        nearer = cosines > right + TIE
+        as_near = cosines >= right - TIE
+        above.append(nearer.float().sum(1))
+        near.append(as_near.float().sum(1))
+    before = torch.cat(above)
+    tied = torch.cat(near) - before
+    return _scores(before.double(), tied.double())
+
+
+def _scores(before: Tensor, tied: Tensor) -> Tensor:
+    """The scores (3, n) of partners that have so many candidates before them, and share their place with so many."""
+    # a cosine that is no number is above nothing, and not as near as itself
+    tied = tied.where(tied > 0, math.nan)
+    top_1 = (1 - before) / tied
+    top_10 = (TOP - before) / tied
+    # Σ 1/place over the places that are shared
+    last = torch.digamma(before + tied + 1)
+    places = last - torch.digamma(before + 1)
+    return torch.stack([top_1.clamp(0, 1), top_10.clamp(0, 1), places / tied])
