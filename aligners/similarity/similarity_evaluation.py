@@ -19,7 +19,7 @@ from aligners.files.resources import free_memory
 from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
-from aligners.similarity.functional.summaries import nuclear_norm
+from aligners.similarity.functional.canonical_correlations import nuclear_norm
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.one_pass import PassRun
 from aligners.similarity.passes.pass_memory import PassMemory

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.functional.canonical_correlations import MOST_BY_CHANCE
-from aligners.similarity.functional.summaries import angular_distance, localization
+from aligners.similarity.functional.cka import angular_distance
+from aligners.similarity.functional.regression import localization
 from aligners.similarity.outcome import Grids, TileFigures
 from aligners.similarity.passes.streams import FAR_VALUES
 

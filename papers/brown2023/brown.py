@@ -29,7 +29,7 @@ from aligners.reports.study.statistics import (
     over_models,
     pair_means,
 )
-from aligners.similarity.functional.summaries import angular_distance
+from aligners.similarity.functional.cka import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
 # the paper's as printed, which stands beside it where a study has it

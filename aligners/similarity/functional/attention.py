@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
+from aligners.similarity.algebra.moments import zeros_of
 
-BUDGET = (
-    2**18
-)  # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
+# float64 values of a temporary (2 MiB, near the processor); at most three of them at once
+BUDGET = 2**18
 CLOSE = 1e-6  # squared distances below this share of the squared norms are taken entry by entry
 CONSTANT = 1e-12  # deviations below this share of a row are rounding
 Kinds = Literal["norm", "pearson", "js"]  # of similarities of heads
@@ -48,33 +48,26 @@ class AttentionSums(NamedTuple):
     ) -> Self:
         """The sums of no texts."""
         pairs = (layers_x, heads_x, layers_y, heads_y)
-        shapes = (() if name in ("texts", "words") else pairs for name in cls._fields)
-        return cls(
-            *(
-                torch.zeros(shape, dtype=torch.float64, device=device)
-                for shape in shapes
-            )
-        )
+        shapes = [pairs, pairs, pairs, pairs, (), ()]
+        return cls(*zeros_of(shapes, device))
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of texts."""
-        return (
-            type(self)(*map(torch.add, self, other))
-            if isinstance(other, AttentionSums)
-            else NotImplemented
-        )
+        if not isinstance(other, AttentionSums):
+            return NotImplemented
+        return type(self)(*map(torch.add, self, other))
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one block of X and one of Y, by index."""
-        return type(self)(
-            *(value[i : i + 1, :, j : j + 1] if value.ndim else value for value in self)
-        )
+        some = [values[i : i + 1, :, j : j + 1] for values in self[:4]]
+        sums = [*some, *self[4:]]
+        return type(self)(*sums)
 
     def swap(self) -> Self:
         """The sums of (Y, X): what the similarity in the other direction is computed from."""
-        return type(self)(
-            *(value.permute(2, 3, 0, 1) if value.ndim else value for value in self)
-        )
+        swapped = [values.permute(2, 3, 0, 1) for values in self[:4]]
+        sums = [*swapped, *self[4:]]
+        return type(self)(*sums)
 
 
 def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
@@ -93,15 +86,14 @@ def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
     Raises:
         ValueError: no text has two words, or a pair of heads has no word with a correlation.
     """
-    if not bool(sums.texts > 0):
+    if sums.texts == 0:
         raise UserError(
             "Expected at least one text of two words or more, but got none: heads cannot be told apart on a "
             "single word. Use longer texts."
         )
-    if not bool((sums.correlated > 0).all()):
-        block_x, head_x, block_y, head_y = (
-            int(i) + 1 for i in (sums.correlated == 0).nonzero()[0]
-        )
+    unknown = (sums.correlated == 0).nonzero()
+    if len(unknown):
+        block_x, head_x, block_y, head_y = (unknown[0] + 1).tolist()
         raise UserError(
             "Expected heads whose attention varies over the words of some text, but there is no word with a Pearson "
             f"correlation between head {head_x} of block {block_x} of X and head {head_y} of block {block_y} of Y: "
@@ -112,7 +104,8 @@ def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
         "pearson": sums.correlation / sums.correlated,
         "js": 1 - sums.divergence / sums.words,
     }
-    return similarity[kind].amax(3).mean(1)
+    of_best_heads = similarity[kind].amax(3)
+    return of_best_heads.mean(1)
 
 
 def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
@@ -132,28 +125,26 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     Raises:
         ValueError: rows are not distributions over the words of their text.
     """
-    _check(a, b, words)
+    _check("a", a, words)
+    _check("b", b, words)
     pairs = real_pairs(words, a.shape[-1])
-    ahead = looks_ahead(a) or looks_ahead(b)
-    heads = (*a.shape[:2], *b.shape[:2])
-    a, b = (weights.double().flatten(0, 1) for weights in (a, b))
-    seen = pairs if ahead else pairs.tril()
-    (units_a, varies_a), (units_b, varies_b) = (
-        _standardised(a, seen),
-        _standardised(b, seen),
-    )
-    per_pair = {
-        "distance": _distances(a, b),
-        "correlation": units_a @ units_b.mT,
-        "correlated": varies_a @ varies_b.mT,
-        "divergence": _divergences(a[:, pairs], b[:, pairs]),
-    }
+    seen = pairs
+    if not (looks_ahead(a) or looks_ahead(b)):
+        seen = pairs.tril()
+    shape = (*a.shape[:2], *b.shape[:2])
+    a = a.double().flatten(0, 1)
+    b = b.double().flatten(0, 1)
+    units_a, varies_a = _standardised(a, seen)
+    units_b, varies_b = _standardised(b, seen)
+    correlation = units_a @ units_b.mT
+    correlated = varies_a @ varies_b.mT
+    divergence = _divergences(a[:, pairs], b[:, pairs])
     used = words.where(words > 1, 0).double()
     return AttentionSums(
-        **{
-            name: value.unflatten(1, heads[2:]).unflatten(0, heads[:2])
-            for name, value in per_pair.items()
-        },
+        distance=_distances(a, b).view(shape),
+        correlation=correlation.view(shape),
+        correlated=correlated.view(shape),
+        divergence=divergence.view(shape),
         texts=(used > 0).sum().double(),
         words=used.sum(),
     )
@@ -180,33 +171,37 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
         ValueError: a word has no token or a token no word below `words`, or a head leaves nothing on the words of a
             text.
     """
-    member = word[:, :, None] == torch.arange(
-        int(words.max()), device=word.device
-    )  # (B, T, W)
+    numbers = torch.arange(int(words.max()), device=word.device)
+    member = word[:, :, None] == numbers  # (B, T, W)
     counts = member.sum(1)
-    real = torch.arange(counts.shape[1], device=word.device) < words[:, None]
-    if not torch.equal(counts > 0, real) or bool((word >= words[:, None]).any()):
+    real = _real(words, len(numbers))
+    beyond = word >= words[:, None]
+    if not torch.equal(counts > 0, real) or beyond.any():
         raise UserError(
             "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
             "but got a word without one, or a number beyond. Give words that a model cuts off, or that one "
             "model does not see, the number -1 and count the others anew."
         )
-    to = member[:, None].double()
-    of = (
-        (member / counts.clamp(min=1)[:, None]).double().mT[:, None]
-    )  # the mean over a word's tokens
-    folded = torch.stack(
-        [(of @ (matrix.double() @ to)).transpose(0, 1) for matrix in weights]
-    )
+    sums = member[:, None].double()
+    means = member / counts.clamp(min=1)[:, None]  # over a word's tokens
+    means = means.double().mT[:, None]
+    blocks = []
+    for matrix in weights:
+        block = means @ (matrix.double() @ sums)
+        blocks.append(block.transpose(0, 1))
+    folded = torch.stack(blocks)
+
     mass = folded.sum(-1)
-    if not bool((mass[..., real] > 0).all()):
-        block, head, text, place = (int(i) for i in ((mass > 0) != real).nonzero()[0])
+    if not (mass[..., real] > 0).all():
+        wrong = (mass > 0) != real
+        block, head, text, place = wrong.nonzero()[0].tolist()
         raise UserError(
             f"Expected every head to leave some attention on words, but head {head + 1} of block {block + 1} puts "
             f"all that word {place} of text {text} of the batch has on other tokens, or it is NaN: there is no "
             "distribution over words. Load the model in float32, or drop that text."
         )
-    return folded / mass.where(real, 1)[..., None]
+    mass = mass.where(real, 1)
+    return folded / mass[..., None]
 
 
 def real_pairs(words: Tensor, width: int) -> Tensor:
@@ -214,8 +209,14 @@ def real_pairs(words: Tensor, width: int) -> Tensor:
 
     One word attends to itself alone, whatever the head: such a text says nothing about heads.
     """
-    real = torch.arange(width, device=words.device) < words.where(words > 1, 0)[:, None]
+    real = _real(words.where(words > 1, 0), width)
     return real[:, :, None] & real[:, None, :]
+
+
+def _real(words: Tensor, width: int) -> Tensor:
+    """Which of `width` places have a word, (B, W)."""
+    places = torch.arange(width, device=words.device)
+    return places < words[:, None]
 
 
 def looks_ahead(weights: Tensor) -> bool:
@@ -239,30 +240,38 @@ def word_pairs(weights: Tensor, words: Tensor, ahead: bool = True) -> Tensor:
         (L, N, H), N the sum of the squared numbers of words; rows by text, then from-word, then to-word.
     """
     pairs = real_pairs(words, weights.shape[-1])
-    return weights[..., pairs if ahead else pairs.tril()].mT
+    if not ahead:
+        pairs = pairs.tril()
+    return weights[..., pairs].mT
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
     """Σ ‖A − B‖ over texts (0 in a text of one word), for a (K_x, B, W, W) and b (K_y, B, W, W): (K_x, K_y)."""
     total = a.new_zeros(len(a), len(b))
-    a, b = (weights.flatten(2).transpose(0, 1) for weights in (a, b))  # (B, K, W²)
+    a = a.flatten(2).transpose(0, 1)  # (B, K, W²)
+    b = b.flatten(2).transpose(0, 1)
     for texts in _slices(len(a), BUDGET // total.numel()):
-        total += _squared_distances(a[texts], b[texts]).sqrt().sum(0)
+        distances = _squared_distances(a[texts], b[texts]).sqrt()
+        total += distances.sum(0)
     return total
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """(B, K_x, D), (B, K_y, D) -> (B, K_x, K_y)."""
-    centre = torch.cat([a, b], 1).mean(1, keepdim=True)
-    x, y = a - centre, b - centre
-    norms = (
-        torch.linalg.vecdot(x, x)[:, :, None] + torch.linalg.vecdot(y, y)[:, None, :]
-    )
+    both = torch.cat([a, b], 1)
+    centre = both.mean(1, keepdim=True)
+    x = a - centre
+    y = b - centre
+    norms_x = torch.linalg.vecdot(x, x)
+    norms_y = torch.linalg.vecdot(y, y)
+    norms = norms_x[:, :, None] + norms_y[:, None, :]
     squared = torch.baddbmm(norms, x, y.mT, alpha=-2)
+
     close = (squared < CLOSE * norms).nonzero()
     for part in _slices(len(close), BUDGET // a.shape[2]):
         text, i, j = close[part].unbind(1)
-        squared[text, i, j] = (a[text, i] - b[text, j]).square().sum(1)
+        difference = a[text, i] - b[text, j]
+        squared[text, i, j] = difference.square().sum(1)
     return squared
 
 
@@ -273,38 +282,48 @@ def _standardised(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
         (K, B·W·W), zero where a row does not vary, and (K, B·W) of zeros and ones.
     """
     counts = pairs.sum(2).clamp(min=1)
-    deviations = (weights - weights.sum(3, keepdim=True) / counts[..., None]) * pairs
+    mean = weights.sum(3, keepdim=True) / counts[..., None]
+    deviations = (weights - mean) * pairs
     lengths = torch.linalg.vector_norm(deviations, dim=3)
-    varies = lengths > CONSTANT * torch.linalg.vector_norm(weights, dim=3)
-    units = deviations * (varies / lengths.where(varies, 1))[..., None]
+    whole = torch.linalg.vector_norm(weights, dim=3)
+    varies = lengths > CONSTANT * whole
+    scale = varies / lengths.where(varies, 1)
+    units = deviations * scale[..., None]
     return units.flatten(1), varies.flatten(1).double()
 
 
 def _divergences(a: Tensor, b: Tensor) -> Tensor:
     """Σ JS over rows that lie end to end, for a (K_x, N) and b (K_y, N): (K_x, K_y)."""
-    entropy_a, entropy_b = (torch.special.entr(weights).sum(1) for weights in (a, b))
-    a, b = a / 2, b / 2
-    mixed = a.new_zeros(len(a), len(b))
+    entropy_a = torch.special.entr(a).sum(1)
+    entropy_b = torch.special.entr(b).sum(1)
+    own = entropy_a[:, None] + entropy_b
+    a = a / 2
+    b = b / 2
+    mixed = torch.zeros_like(own)
     for entries in _slices(a.shape[1], BUDGET // len(b)):
-        part_a, part_b = a[:, entries], b[:, entries]
+        part_a = a[:, entries]
+        part_b = b[:, entries]
         for heads in _slices(len(a), BUDGET // part_b.numel()):
-            mixed[heads] += torch.special.entr(part_a[heads, None] + part_b).sum(2)
-    return mixed - (entropy_a[:, None] + entropy_b) / 2
+            mixture = part_a[heads, None] + part_b
+            mixed[heads] += torch.special.entr(mixture).sum(2)
+    return mixed - own / 2
 
 
 def _slices(n: int, step: int) -> Iterator[slice]:
+    """Slices of at most `step` of n, in order."""
     step = max(step, 1)
-    return (slice(start, start + step) for start in range(0, n, step))
+    for start in range(0, n, step):
+        yield slice(start, start + step)
 
 
-def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
-    for name, weights in (("a", a), ("b", b)):
-        real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
-        fine = (weights >= 0).all() & (
-            (weights.sum(-1) - real.double()).abs() < 1e-6
-        ).all()
-        if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
-            raise UserError(
-                f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
-                "got others. Convert the weights of the model with aligners.similarity.functional.attention.fold first."
-            )
+def _check(name: str, weights: Tensor, words: Tensor) -> None:
+    """Raise unless rows are distributions over the words of their text, and zero beyond them."""
+    real = _real(words, weights.shape[-1])
+    excess = weights.sum(-1) - real.double()
+    beyond = weights * ~real[:, None, :]
+    fine = (weights >= 0).all() & (excess.abs() < 1e-6).all()
+    if not (fine & (beyond == 0).all()):
+        raise UserError(
+            f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
+            "got others. Convert the weights of the model with aligners.similarity.functional.attention.fold first."
+        )

@@ -1,7 +1,7 @@
 """Whitening, canonical correlations and directions, and what a fit explains of unrelated data by chance."""
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor
 from aligners.errors import check_range
 from aligners.similarity.algebra.moments import GridMoments, decomposed
 
-MOST_BY_CHANCE = (
-    0.1  # ten rows a direction; above it values of fitted measures carry a caution
-)
+# ten rows a direction; above it values of fitted measures carry a caution
+MOST_BY_CHANCE = 0.1
 SVD = "SVD behind canonical correlations"
 
 
@@ -32,10 +31,13 @@ class Whitening(NamedTuple):
         """The whitening of one layer, or of some."""
         return type(self)(self.weight[some], self.rank[some])
 
+    def in_use(self) -> Tensor:
+        """The columns of W up to the largest rank."""
+        return self.weight[..., : int(self.rank.max())]
 
-Whitenings = Callable[
-    [float, bool], Whitening
-]  # of all layers, from `share` and `standardised`
+
+# of all layers, from `share` and `standardised`
+Whitenings = Callable[[float, bool], Whitening]
 
 
 def whitenings(scatter: Tensor) -> Whitenings:
@@ -44,11 +46,12 @@ def whitenings(scatter: Tensor) -> Whitenings:
     Args:
         scatter: of each layer, (L, d, d).
     """
-    return cache(
-        lambda share, standardised: whitening(
-            scatter, share=share, standardised=standardised
-        )
-    )
+
+    @cache
+    def of_share(share: float, standardised: bool) -> Whitening:
+        return whitening(scatter, share=share, standardised=standardised)
+
+    return of_share
 
 
 class Canonical(NamedTuple):
@@ -99,19 +102,16 @@ def whitening(
             a feature has no variance; the decomposition does not converge.
     """
     check_range(above=0, most=1, share=share)
-    check_range(
-        above=0, below=1, tolerance=tolerance
-    )  # relative to the largest eigenvalue
+    check_range(above=0, below=1, tolerance=tolerance)
     d = scatter.shape[-1]
     weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
     rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
-    layers = zip(
-        scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True
-    )
-    for one, into, count in layers:  # one at a time, for the memory
-        matrix, number = _whitened(one, share, tolerance, standardised or share == 1)
-        into.copy_(matrix)
-        count.copy_(number)
+    weights = weight.view(-1, d, d)
+    ranks = rank.view(-1)
+    standardised = standardised or share == 1
+    layers = scatter.reshape(-1, d, d)
+    for i, layer in enumerate(layers):  # one at a time, for the memory
+        weights[i], ranks[i] = _whitened(layer, share, tolerance, standardised)
     return Whitening(weight, rank)
 
 
@@ -120,18 +120,22 @@ def _whitened(
 ) -> tuple[Tensor, Tensor]:
     """`whitening` of one layer: weight (d, d) and rank, ()."""
     variance = scatter.diagonal()
-    scale = variance.sqrt() if standardised else torch.ones_like(variance)
+    scale = torch.ones_like(variance)
+    if standardised:
+        scale = variance.sqrt()
     correlation = scatter / (scale[:, None] * scale)
-    factors = decomposed(
-        "eigendecomposition behind a whitening", torch.linalg.eigh, correlation
-    )
-    values, vectors = (part.flip(-1) for part in factors)
+    what = "eigendecomposition behind a whitening"
+    values, vectors = decomposed(what, torch.linalg.eigh, correlation)
+    values = values.flip(-1)
+    vectors = vectors.flip(-1)
+
     used = values > tolerance * values[:1]
     if share < 1:
         carried = values.cumsum(-1) - values  # by the components before this one
         used &= carried < share * values.sum()
-    root = torch.where(used, values, 1).rsqrt() * used
-    return vectors * root / scale[:, None], used.sum()
+    root = values.where(used, 1).rsqrt() * used
+    weight = vectors * root / scale[:, None]
+    return weight, used.sum()
 
 
 def canonical(
@@ -152,47 +156,60 @@ def canonical(
     Raises:
         ValueError: a decomposition does not converge or is not finite.
     """
-    weight_x, weight_y = (
-        white.weight[..., : int(white.rank.max())] for white in (white_x, white_y)
-    )
+    weight_x = white_x.in_use()
+    weight_y = white_y.in_use()
     core = weight_x.mT @ xy @ weight_y
-    lead = core.shape[:-2]
-    core = core.reshape(-1, *core.shape[-2:])
-    rank_x, rank_y = (white.rank.expand(lead).flatten() for white in (white_x, white_y))
+    *lead, k_x, k_y = core.shape
+    rank_x = white_x.rank.expand(lead).flatten()
+    rank_y = white_y.rank.expand(lead).flatten()
+    blocks = core.reshape(-1, k_x, k_y)
+    rho, u, v = _singular(blocks, rank_x, rank_y, directions)
+
     rank = torch.minimum(rank_x, rank_y)
-    rho = core.new_zeros(len(core), int(rank.max()))
-    u, v = (
-        core.new_zeros(len(core), size, rho.shape[1] * directions)
-        for size in core.shape[1:]
+    u = u.view(*lead, k_x, -1)
+    v = v.view(*lead, k_y, -1)
+    return Canonical(
+        rho=rho.view(*lead, -1), rank=rank.view(lead), a=weight_x @ u, b=weight_y @ v
     )
-    thin_svd = partial(torch.linalg.svd, full_matrices=False)
-    for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
-        block, k = core[members, :k_x, :k_y], min(k_x, k_y)
-        if directions:
-            u[members, :k_x, :k], rho[members, :k], right = decomposed(
-                SVD, thin_svd, block
-            )
-            v[members, :k_y, :k] = right.mT
-        else:
-            rho[members, :k] = decomposed(SVD, torch.linalg.svdvals, block)
-    a, b = (
-        weight_x @ u.view(*lead, *u.shape[1:]),
-        weight_y @ v.view(*lead, *v.shape[1:]),
-    )
-    return Canonical(rho.view(*lead, -1), rank.view(lead), a, b)
 
 
-def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]]:
+def _singular(
+    blocks: Tensor, rank_x: Tensor, rank_y: Tensor, directions: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values and vectors of blocks (M, k_x, k_y), each of its own ranks, (M,)."""
+    m, k_x, k_y = blocks.shape
+    c = int(torch.minimum(rank_x, rank_y).max())
+    rho = blocks.new_zeros(m, c)
+    u = blocks.new_zeros(m, k_x, c * directions)
+    v = blocks.new_zeros(m, k_y, c * directions)
+    for some, of_x, of_y in _of_one_rank(rank_x, rank_y):
+        block = blocks[some, :of_x, :of_y]
+        k = min(of_x, of_y)
+        if not directions:
+            rho[some, :k] = decomposed(SVD, torch.linalg.svdvals, block)
+            continue
+        left, values, right = decomposed(SVD, _thin_svd, block)
+        rho[some, :k] = values
+        u[some, :of_x, :k] = left
+        v[some, :of_y, :k] = right.mT
+    return rho, u, v
+
+
+def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> Iterator[tuple[Tensor, int, int]]:
     """Indices of the members that share (rank_x, rank_y), with these ranks.
 
     Each group is decomposed at its own size. In one padded batch the singular vectors of a correlation of 0
     could lie in the padding, and small ranks would cost as much as the largest.
     """
-    pairs, group = torch.stack([rank_x, rank_y], 1).unique(dim=0, return_inverse=True)
-    return [
-        ((group == i).nonzero()[:, 0], k_x, k_y)
-        for i, (k_x, k_y) in enumerate(pairs.tolist())
-    ]
+    ranks = torch.stack([rank_x, rank_y], 1)
+    pairs, group = ranks.unique(dim=0, return_inverse=True)
+    for i, (of_x, of_y) in enumerate(pairs.tolist()):
+        some = (group == i).nonzero()
+        yield some[:, 0], of_x, of_y
+
+
+def _thin_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.linalg.svd(matrix, full_matrices=False)
 
 
 def regression_chance(moments: GridMoments) -> Tensor:
@@ -222,15 +239,45 @@ def canonical_chance(
         white: whitenings of X's layers and of Y's, if they are known.
     """
     if share == 1:
-        return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
-    both = white or map(whitenings, (moments.xx, moments.yy))
-    kept_x, kept_y = (of_model(share, standardised).rank for of_model in both)
+        d_x = moments.xx.shape[-1]
+        d_y = moments.yy.shape[-1]
+        return _share(moments, max(d_x, d_y))
+    white_x, white_y = white or (whitenings(moments.xx), whitenings(moments.yy))
+    kept_x = white_x(share, standardised).rank
+    kept_y = white_y(share, standardised).rank
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 
 def _share(moments: GridMoments, directions: Tensor | int) -> Tensor:
-    return (
-        (directions / (moments.n - 1))
-        .clamp(max=1)
-        .expand(len(moments.xx), len(moments.yy))
-    )
+    """So many directions of n − 1, at most 1, (L_x, L_y)."""
+    share = directions / (moments.n - 1)
+    share = share.clamp(max=1)
+    return share.expand(len(moments.xx), len(moments.yy))
+
+
+def nuclear_norm(scatter: Tensor) -> Tensor:
+    """‖X‖_* of the centred rows of each layer as a measure of complexity (Ren et al. B.2).
+
+    The sum of the singular values, in the states' own units; it grows with √n and with the rank. Invariant to
+    rotations and translation. Feature side: roots of the eigenvalues of XᵀX, one decomposition per layer.
+    Rounding leaves eigenvalues of order d ε λ_max where there is exactly none (after a LayerNorm, or with fewer
+    rows than features), whose roots would be 1e-8 of the largest singular value: those are not counted.
+
+    Args:
+        scatter: XᵀX of centred rows, (L, d, d).
+
+    Returns:
+        (L,).
+
+    Raises:
+        ValueError: a scatter that is not finite, or a decomposition that does not converge.
+    """
+    what = "eigendecomposition behind a nuclear norm"
+    epsilon = torch.finfo(scatter.dtype).eps
+    norms = []
+    for layer in scatter:  # one at a time, for the memory
+        values = decomposed(what, torch.linalg.eigvalsh, layer)
+        rounding = len(layer) * epsilon * values[-1]
+        roots = values.where(values > rounding, 0).sqrt()
+        norms.append(roots.sum())
+    return torch.stack(norms)

@@ -4,6 +4,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from aligners.errors import UserError
 from aligners.similarity.algebra.grid import of_moments
@@ -30,19 +31,25 @@ class Correlations(NamedTuple):
     Attributes:
         rho: of each pair of canonical variables, (L_x, L_y, c); zero beyond `rank`.
         rank: number of them, (L_x, L_y).
-        weight_x: α, how much of X's neurons each variable of X accounts for, (L_x, L_y, c); weight_y: of Y's; both 0
-            where nobody asked for them.
+        weight_x: α, how much of X's neurons each variable of X accounts for, (L_x, L_y, c); weight_y: of Y's.
+        directions: whether there are weights; both are 0 where nobody asked for them.
     """
 
     rho: Tensor
     rank: Tensor
     weight_x: Tensor
     weight_y: Tensor
+    directions: bool
 
     def swap(self) -> Self:
         """The same with X and Y in each other's place: all pairs (L_y, L_x)."""
-        rho, rank, weight_x, weight_y = (tensor.transpose(0, 1) for tensor in self)
-        return type(self)(rho, rank, weight_y, weight_x)
+        return type(self)(
+            rho=self.rho.transpose(0, 1),
+            rank=self.rank.T,
+            weight_x=self.weight_y.transpose(0, 1),
+            weight_y=self.weight_x.transpose(0, 1),
+            directions=self.directions,
+        )
 
     def mean(self) -> Tensor:
         """Σρ_i / rank, (L_x, L_y): CCA, or SVCCA."""
@@ -54,7 +61,8 @@ class Correlations(NamedTuple):
 
     def weighted(self) -> Tensor:
         """Σα_iρ_i / Σα_i with the weights of X, (L_x, L_y): PWCCA from X to Y; `swap()` first for the other."""
-        return (self.weight_x * self.rho).sum(-1) / self.weight_x.sum(-1)
+        weighted = self.weight_x * self.rho
+        return weighted.sum(-1) / self.weight_x.sum(-1)
 
 
 class SharedMoments:
@@ -73,17 +81,19 @@ class SharedMoments:
     def __init__(
         self, moments: GridMoments, *white: Whitenings, origin: Self | None = None
     ) -> None:
-        self.moments, self._origin = moments, origin
-        self.white_x, self.white_y = white or map(whitenings, (moments.xx, moments.yy))
-        self._known: dict[
-            tuple[float, bool, SharedMoments | None, bool], Correlations
-        ] = {}
+        self.moments = moments
+        self._origin = origin
+        if not white:
+            white = whitenings(moments.xx), whitenings(moments.yy)
+        self.white_x, self.white_y = white
+        self._known: dict[Key, Correlations] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
-        return self._origin or type(self)(
-            self.moments.swap(), self.white_y, self.white_x, origin=self
-        )
+        if self._origin is not None:
+            return self._origin
+        white = self.white_y, self.white_x
+        return type(self)(self.moments.swap(), *white, origin=self)
 
     def correlations(
         self,
@@ -112,46 +122,21 @@ class SharedMoments:
                 measure, share, other, standardised=standardised, weighted=weighted
             )
             return swapped.swap()
-        kept, directions = (share, standardised), weighted or held_out is not None
-        keys = (*kept, held_out, True), (*kept, held_out, directions)
-        if not self._known.keys() & {*keys}:
-            self._known[keys[-1]] = self._computed(held_out, *kept, measure, directions)
-        return next(self._known[key] for key in keys if key in self._known)
 
-    def _computed(
-        self,
-        held_out: Self | None,
-        share: float,
-        standardised: bool,
-        measure: str,
-        directions: bool,
-    ) -> Correlations:
-        """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
-        if held_out is None:
-            return _decomposed(
-                _whitened(self, measure, share, standardised),
-                self.moments,
-                None,
-                directions,
-            )
-        check_moments(held_out.moments, f"Held-out {measure}", 3)
-        result = _decomposed(
-            _whitened(self, measure, share, standardised),
-            self.moments,
-            held_out.moments,
-        )
-        used = (
-            torch.arange(result.rho.shape[-1], device=result.rho.device)
-            < result.rank[..., None]
-        )
-        constant = used & result.rho.isnan()
-        if constant.any():
-            raise UserError(
-                f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
-                f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.moments.n)} rows. Give "
-                "more rows."
-            )
-        return result._replace(rho=result.rho.where(used, 0.0))
+        directions = weighted or held_out is not None
+        key = (share, standardised, held_out)
+        known = self._known.get(key)
+        if known is None or (directions and not known.directions):
+            white = _whitened(self, measure, share, standardised)
+            if held_out is None:
+                known = _decomposed(white, self.moments, None, directions)
+            else:
+                known = _held_out(white, self.moments, held_out.moments, measure)
+            self._known[key] = known
+        return known
+
+
+Key = tuple[float, bool, SharedMoments | None]  # share, standardised, held-out rows
 
 
 @of_moments
@@ -169,7 +154,8 @@ def cca(moments: GridMoments) -> Tensor:
         ValueError: no more rows than one side's rank + 1 (every correlation is then 1 by counting), non-finite
             rows, constant features, or a decomposition that does not converge.
     """
-    return SharedMoments(moments).correlations("CCA", 1.0, weighted=False).mean()
+    shared = SharedMoments(moments)
+    return shared.correlations("CCA", 1.0, weighted=False).mean()
 
 
 @of_moments
@@ -185,11 +171,8 @@ def r2_cca(moments: GridMoments) -> Tensor:
     Raises:
         ValueError: as `cca`.
     """
-    return (
-        SharedMoments(moments)
-        .correlations("R² of CCA", 1.0, weighted=False)
-        .mean_square()
-    )
+    shared = SharedMoments(moments)
+    return shared.correlations("R² of CCA", 1.0, weighted=False).mean_square()
 
 
 @of_moments
@@ -208,11 +191,8 @@ def r2_svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Raises:
         ValueError: as `svcca`.
     """
-    return (
-        SharedMoments(moments)
-        .correlations("R² of SVCCA", share, weighted=False)
-        .mean_square()
-    )
+    shared = SharedMoments(moments)
+    return shared.correlations("R² of SVCCA", share, weighted=False).mean_square()
 
 
 @of_moments
@@ -236,11 +216,10 @@ def svcca(
         ValueError: `share` out of range, fewer rows than the components need, non-finite rows, a layer in which
             nothing varies (`standardised`: a feature that does not), or a decomposition that does not converge.
     """
-    return (
-        SharedMoments(moments)
-        .correlations("SVCCA", share, standardised=standardised, weighted=False)
-        .mean()
+    found = SharedMoments(moments).correlations(
+        "SVCCA", share, standardised=standardised, weighted=False
     )
+    return found.mean()
 
 
 @of_moments
@@ -266,11 +245,9 @@ def pwcca(
     Raises:
         ValueError: as `svcca`.
     """
-    return (
-        SharedMoments(moments)
-        .correlations("PWCCA", share, standardised=standardised)
-        .weighted()
-    )
+    shared = SharedMoments(moments)
+    found = shared.correlations("PWCCA", share, standardised=standardised)
+    return found.weighted()
 
 
 def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
@@ -282,9 +259,8 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     Raises:
         ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, or a canonical variable that is constant on them.
     """
-    return (
-        SharedMoments(fitted).correlations("CCA", 1.0, SharedMoments(held_out)).mean()
-    )
+    shared = SharedMoments(fitted)
+    return shared.correlations("CCA", 1.0, SharedMoments(held_out)).mean()
 
 
 def _whitened(
@@ -294,17 +270,19 @@ def _whitened(
     varying: Varying = "features" if share == 1 or standardised else "layers"
     moments = shared.moments
     check_moments(moments, measure, 3, x=varying, y=varying)
-    x, y = shared.white_x(share, standardised), shared.white_y(share, standardised)
-    rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
-    certain = (
-        rank_x + rank_y - (n - 1)
-    )  # two subspaces of n - 1 dimensions have at least so many in common
+    x = shared.white_x(share, standardised)
+    y = shared.white_y(share, standardised)
+    n = int(moments.n)
+    rank_x = int(x.rank.max())
+    rank_y = int(y.rank.max())
+    # two subspaces of n - 1 dimensions have at least so many in common
+    certain = rank_x + rank_y - (n - 1)
     if certain > 0:
+        features = moments.xx.shape[-1] + moments.yy.shape[-1]
         raise UserError(
             f"{measure} expects more rows than the two layers have directions together, but `moments` hold {n} for "
             f"{rank_x} and {rank_y}: {min(certain, rank_x, rank_y)} correlations would be 1 whatever the data. Give "
-            f"at least {moments.xx.shape[-1] + moments.yy.shape[-1] + 1} rows, or use SVCCA or PWCCA with a lower "
-            "`share`."
+            f"at least {features + 1} rows, or use SVCCA or PWCCA with a lower `share`."
         )
     return x, y
 
@@ -317,40 +295,60 @@ def _decomposed(
 ) -> Correlations:
     """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
     white_x, white_y = white
-    c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
+    rank = torch.minimum(white_x.rank[:, None], white_y.rank)
+    c = int(rank.max())
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
-        variables = canonical(
-            white_x.of(i), white_y.of(some), xy, directions=directions
-        )
-        rho = (
-            variables.rho
-            if held_out is None
-            else _held_out_correlations(variables, held_out, i, some)
-        )
+        x, y = white_x.of(i), white_y.of(some)
+        variables = canonical(x, y, xy, directions=directions)
+        rho = variables.rho
+        if held_out is not None:
+            rho = _held_out_rho(variables, held_out, i, some)
         weights = [torch.zeros_like(rho)] * 2
         if directions:
-            weights = [
-                (moments.xx[i] @ variables.a).abs().sum(-2),
-                (moments.yy[some] @ variables.b).abs().sum(-2),
-            ]
-        return torch.nn.functional.pad(
-            torch.stack([rho, *weights], 1), (0, c - rho.shape[-1])
-        )
+            scatter = moments.xx[i], moments.yy[some]
+            weights = _weights(variables, *scatter)
+        values = torch.stack([rho, *weights], 1)
+        return pad(values, (0, c - rho.shape[-1]))
 
     rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)
-    return Correlations(
-        rho, torch.minimum(white_x.rank[:, None], white_y.rank), weight_x, weight_y
-    )
+    return Correlations(rho, rank, weight_x, weight_y, directions)
 
 
-def _held_out_correlations(
+def _weights(found: Canonical, xx: Tensor, yy: Tensor) -> list[Tensor]:
+    """α of the canonical variables of X and of Y, (J, c) each."""
+    products = xx @ found.a, yy @ found.b
+    return [product.abs().sum(-2) for product in products]
+
+
+def _held_out(
+    white: tuple[Whitening, Whitening],
+    moments: GridMoments,
+    held_out: GridMoments,
+    measure: str,
+) -> Correlations:
+    """Correlations on held-out rows, weights on the rows that the directions were fitted on."""
+    check_moments(held_out, f"Held-out {measure}", 3)
+    result = _decomposed(white, moments, held_out)
+    places = torch.arange(result.rho.shape[-1], device=result.rho.device)
+    used = places < result.rank[..., None]
+    constant = used & result.rho.isnan()
+    if constant.any():
+        raise UserError(
+            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
+        )
+    return result._replace(rho=result.rho.where(used, 0.0))
+
+
+def _held_out_rho(
     found: Canonical, held_out: GridMoments, i: int, some: slice
 ) -> Tensor:
     """Pearson correlation of canonical variables of layer i with some layers of Y, (J, c); NaN of what is constant."""
     a, b = found.a, found.b
-    variance = (a * (held_out.xx[i] @ a)).sum(-2) * (b * (held_out.yy[some] @ b)).sum(
-        -2
-    )
+    variance_a = (a * (held_out.xx[i] @ a)).sum(-2)
+    variance_b = (b * (held_out.yy[some] @ b)).sum(-2)
     covariance = (a * (held_out.xy[i, some] @ b)).sum(-2)
-    return covariance / torch.where(variance > 0, variance, torch.nan).sqrt()
+    variance = variance_a * variance_b
+    variance = variance.where(variance > 0, torch.nan)
+    return covariance / variance.sqrt()

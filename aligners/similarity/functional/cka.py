@@ -292,3 +292,27 @@ def _lifted(x: Tensor) -> Tensor:
     if x.dtype in (torch.float32, torch.float64):
         return x
     return x.float()
+
+
+def angular_distance(cka: Tensor) -> Tensor:
+    """√Σ_l arccos(CKA_l)² over the layers of two models of one depth (Brown et al., eq. 2), ().
+
+    In radians: 0 where every layer matches its partner, at most √L · π/2 for a CKA that is not negative. A metric
+    for the linear CKA (Williams et al. 2021), which an unbiased estimate only approaches.
+
+    Args:
+        cka: (L, L), any CKA of all layer pairs; only its diagonal counts.
+
+    Raises:
+        ValueError: a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
+    """
+    diagonal = cka.diagonal()
+    outside = ~(diagonal.abs() <= 1 + 1e-12)
+    if outside.any():
+        layer = int(outside.nonzero()[0])
+        raise UserError(
+            f"Expected `cka` in [-1, 1], but layer {layer} has {float(diagonal[layer])}. "
+            "An unbiased estimate exceeds 1 where rows are few: give more rows, or use linear CKA."
+        )
+    angles = diagonal.clamp(-1, 1).arccos()
+    return angles.norm()

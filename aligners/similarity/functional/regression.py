@@ -115,30 +115,40 @@ def r2_held_out(
     """
     basis = _basis(fitted, white_y, "R²", "layers")
     check_moments(held_out, "Held-out R²", 1)
-    n = held_out.n
     shift_x = held_out.mean_x - fitted.mean_x
-    shift_y = held_out.mean_y - fitted.mean_y
-    # All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
-    along = (shift_y[:, None] @ basis)[:, 0]
-    means = n * along[:, :, None] * along[:, None]
-    scatter = basis.mT @ held_out.yy @ basis + means
-
-    def explained(i: int, some: slice, xy: Tensor) -> Tensor:
-        """What the predictions change in the squares of each neuron, (J, d_x)."""
-        weight = xy @ basis[some]
-        cross = held_out.xy[i, some] @ basis[some]
-        cross = cross + n * shift_x[i, :, None] * along[some, None]
-        return (weight * (weight @ scatter[some] - 2 * cross)).sum(-1)
-
-    squares_x = squares(held_out.xx) + n * shift_x.square()
+    squares_x = squares(held_out.xx) + held_out.n * shift_x.square()
     total = squares_x.sum(-1)
     if not (total > 0).all():
         raise UserError(
             "Held-out R² expects rows that differ from the mean of `fitted`, but the "
-            f"{int(n)} rows of `held_out` do not, in a layer of X. Give other rows."
+            f"{int(held_out.n)} rows of `held_out` do not, in a layer of X. Give other rows."
         )
-    residual = squares_x[:, None] + by_tile(fitted, explained)
+    change = _change(fitted, held_out, basis)
+    residual = squares_x[:, None] + change
     return 1 - residual.sum(-1) / total[:, None]
+
+
+def _change(fitted: GridMoments, held_out: GridMoments, basis: Tensor) -> Tensor:
+    """The squares of each neuron about its fitted mean on held-out rows: what a prediction adds, (L_x, L_y, d_x).
+
+    All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
+    """
+    n = held_out.n
+    shift_x = held_out.mean_x - fitted.mean_x
+    shift_y = held_out.mean_y - fitted.mean_y
+    along = (shift_y[:, None] @ basis)[:, 0]
+    means = n * along[:, :, None] * along[:, None]
+    scatter = basis.mT @ held_out.yy @ basis + means
+
+    def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        cross = held_out.xy[i, some] @ basis[some]
+        means = n * shift_x[i, :, None] * along[some, None]
+        cross = cross + means
+        products = weight @ scatter[some] - 2 * cross
+        return (weight * products).sum(-1)
+
+    return by_tile(fitted, of_tile)
 
 
 def mixedsim_held_out(
@@ -195,3 +205,30 @@ def _basis(
             f"`moments` hold {int(moments.n)}: any X would be explained completely. Give more rows."
         )
     return basis.weight[..., :rank]
+
+
+def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:
+    """Localization score of every layer of X: mean neuronsim less mean svsim to all other layers (Wu et al. §5.1).
+
+    Positive where a layer's similarity to others sits in single neurons rather than in subspaces.
+
+    Args:
+        neuronsim: (L, M) of L layers to M others.
+        svsim: (L, M), SVCCA of the same pairs.
+        left_out: (L, M) boolean, true where the pair is not to count: a layer with itself.
+
+    Returns:
+        (L,).
+
+    Raises:
+        ValueError: a layer with no other.
+    """
+    others = (~left_out).sum(-1)
+    alone = (others == 0).nonzero()[:, 0]
+    if len(alone):
+        raise UserError(
+            f"Expected another layer for every layer, but `left_out` leaves none to {alone.tolist()}. Give more layers "
+            "or models."
+        )
+    differences = (neuronsim - svsim).masked_fill(left_out, 0)
+    return differences.sum(-1) / others

@@ -21,22 +21,19 @@ def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     """Find equal rows of y (N, d): the first row of each of C sets, (C,), and the set of every row, (N,)."""
     draw = torch.Generator().manual_seed(0)
     direction = torch.randn(y.shape[1], generator=draw, dtype=torch.float64)
-    direction = direction.to(y.device)
-
-    # equal rows have equal products, so that they become neighbours
-    products = y.double() @ direction
-    order = products.argsort(stable=True)
+    products = y.double() @ direction.to(y.device)
+    order = products.argsort(stable=True)  # equal rows become neighbours
     above = y[order[1:]]
     below = y[order[:-1]]
-    gaps = (above - below).abs().amax(-1)
+    gaps = (above - below).abs()
     least = EQUAL * above.abs().amax(-1)
-    apart = gaps > least
+    apart = gaps.amax(-1) > least
 
     sets = torch.zeros_like(order)
     sets[order[1:]] = apart.cumsum(0)
     count = 1 + int(apart.sum())
     every = torch.arange(len(y), device=y.device)
-    first = torch.full((count,), len(y), device=y.device)
+    first = every.new_full((count,), len(y))
     first = first.scatter_reduce(0, sets, every, "amin")
     return first, sets
 
@@ -74,20 +71,22 @@ def retrieval_scores(
     queries = normalize(mapped.double(), dim=-1)
     queries = queries.float()
 
-    above, near = [], []
+    before, tied = [], []
     step = max(1, AT_ONCE // len(first))
     partners = own[: len(mapped)].split(step)
     for rows, partner in zip(queries.split(step), partners, strict=True):
         cosines = rows @ candidates.T
         right = cosines.gather(1, partner[:, None])
-        # counted in float32, which is exact up to 2²⁴ and three times as fast
-        nearer = cosines > right + TIE
-        as_near = cosines >= right - TIE
-        above.append(nearer.float().sum(1))
-        near.append(as_near.float().sum(1))
-    before = torch.cat(above)
-    tied = torch.cat(near) - before
-    return _scores(before.double(), tied.double())
+        nearer = _counted(cosines > right + TIE)
+        near = _counted(cosines >= right - TIE)
+        before.append(nearer)
+        tied.append(near - nearer)
+    return _scores(torch.cat(before), torch.cat(tied))
+
+
+def _counted(which: Tensor) -> Tensor:
+    """How many of each row, in float64; counted in float32, which is exact up to 2²⁴ and three times as fast."""
+    return which.float().sum(1).double()
 
 
 def _scores(before: Tensor, tied: Tensor) -> Tensor:

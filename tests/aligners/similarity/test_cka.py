@@ -15,6 +15,7 @@ from torch import Tensor
 from aligners.similarity.algebra import pairs
 from aligners.similarity.algebra.pairs import centred, feature_pair_sums, gram_pair_sums
 from aligners.similarity.functional.cka import (
+    angular_distance,
     linear_cka,
     mean_minibatch_cka,
     minibatch_cka,
@@ -164,3 +165,16 @@ def test_centred_constants_are_zero_whatever_their_mean_rounds_to(dtype: torch.d
         assert not rows.any()
         assert torch.equal(mean[0, 0], values)
     assert rounded > 0
+
+
+def test_an_angular_distance_adds_up_over_matching_layers() -> None:
+    x, _ = paired(30)
+    y = x + 0.5 * paired(30, seed=1)[0]
+    cka = linear_cka(x, y)
+    torch.testing.assert_close(float(angular_distance(cka)), measures.angular_distance(np.asarray(cka)))
+    assert angular_distance(torch.full((2, 2), 1 + 1e-13, dtype=torch.float64)) == 0
+    torch.testing.assert_close(angular_distance(torch.zeros(4, 4)), torch.tensor(torch.pi))
+    for value in (1.001, -1.1, float("nan")):
+        cka[1, 1] = value
+        with pytest.raises(ValueError, match=r"`cka` in \[-1, 1\], but layer 1 has"):
+            angular_distance(cka)

@@ -22,12 +22,20 @@ from aligners.similarity.functional.canonical_correlations import (
     Whitening,
     canonical,
     canonical_chance,
+    nuclear_norm,
     regression_chance,
     whitening,
 )
 from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, pwcca, r2_cca, r2_svcca, svcca
 from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka
-from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
+from aligners.similarity.functional.regression import (
+    localization,
+    mixedsim,
+    mixedsim_held_out,
+    neuronsim,
+    r2,
+    r2_held_out,
+)
 from aligners.similarity.outcome import evaluate
 
 Measure = Callable[..., Tensor]
@@ -371,3 +379,28 @@ def test_independent_data_explain_what_chance_says(n: int, d_x: int, d_y: int, s
     assert (kept <= whole).all()
     for found, bound in ((cca(x, y), whole), (svcca(x, y, share=0.99), kept), (pwcca(x, y, share=0.99), kept)):
         assert 0.7 < float(found.mean() / bound.mean().sqrt()) < 1.02
+
+
+# ---------------------------------------------------------------------- of a layer
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_nuclear_norm_is_the_sum_of_singular_values(case: str) -> None:
+    moments = grid_moments(*rows_of(case))
+    for rows, scatter in zip(rows_of(case), (moments.xx, moments.yy), strict=True):
+        expected = torch.tensor([reference.nuclear_norm(np.asarray(layer)) for layer in rows], dtype=torch.float64)
+        torch.testing.assert_close(nuclear_norm(scatter), expected, rtol=1e-8, atol=0)
+    with pytest.raises(ValueError, match="nuclear norm met or gave values that are not finite"):
+        nuclear_norm(torch.full((1, 2, 2), torch.inf))
+
+
+def test_localization_leaves_a_layer_with_itself_out() -> None:
+    x, _ = paired(30)
+    neuron, subspace, own = neuronsim(x, x), linear_cka(x, x), torch.eye(3, dtype=torch.bool)
+    expected = reference.localization(*(np.asarray(value) for value in (neuron, subspace, own)))
+    torch.testing.assert_close(localization(neuron, subspace, own), torch.tensor(expected, dtype=torch.float64))
+    elsewhere = localization(neuron + 5 * own, subspace, own)
+    torch.testing.assert_close(elsewhere, localization(neuron, subspace, own))
+    one = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"leaves none to \[1\]"):
+        localization(one, one, torch.tensor([[True, False], [True, True]]))

@@ -15,11 +15,11 @@ from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.controls import jackknife_interval, matching_layers, permuted_rows
 from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold, word_pairs
+from aligners.similarity.functional.canonical_correlations import nuclear_norm
 from aligners.similarity.functional.cca import cca_held_out, pwcca, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
-from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.passes.streams import BatchRows, ModelRows
 from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
