@@ -51,9 +51,8 @@ from aligners.injection.methods import Method
 from aligners.injection.panels import Panel
 from aligners.maps.canonical import CCA
 from aligners.maps.inn import INN
-from aligners.maps.linear import Linear, Procrustes
+from aligners.maps.linear import Linear, Permutation, Procrustes
 from aligners.maps.mlp import MLP
-from aligners.maps.permutation import Permutation
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.parts import bare_trainer

@@ -50,11 +50,10 @@ from aligners.fitting.steps import (
 )
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
-from aligners.maps.invertible import JUDGED, TriangularPair, thinned
-from aligners.maps.invertible import _error as start_error
-from aligners.maps.invertible import _scaled as scaled
+from aligners.maps.invertible import TriangularPair
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.maps.starting_maps import JUDGED, scaled_moments, start_error, thinned
 from aligners.similarity.algebra.moments import Moments, moments_of
 from benchmarks.harness import machine, write_whole
 
@@ -234,7 +233,7 @@ def rates_of(
 def start_residual(aligner: Aligner, moments: Moments) -> float:
     """The expected error of the start, there and back together, on rows that it was not solved on."""
     fresh = INN(1, aligner.d_x, aligner.d_y, couplings=1)
-    solved, judged = thinned(scaled(moments), JUDGED)
+    solved, judged = thinned(scaled_moments(moments), JUDGED)
     fresh.fit(solved)
     same = torch.eye(aligner.d_x)[None]
     with torch.no_grad():

@@ -7,7 +7,7 @@ from torch import Tensor
 from aligners import maps as banks
 from aligners.api.estimators import ArrayMap, NotFittedError, TrainedMap
 from aligners.maps.inn import Mixing
-from aligners.maps.invertible import Start
+from aligners.maps.starting_maps import Start
 from aligners.similarity.algebra.moments import Moments, moments_of
 
 __all__ = [

@@ -22,8 +22,15 @@ from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
-from aligners.maps.linear import Affine, Identity, Linear, Mean, Procrustes, Ridge
-from aligners.maps.permutation import Permutation
+from aligners.maps.linear import (
+    Affine,
+    Identity,
+    Linear,
+    Mean,
+    Permutation,
+    Procrustes,
+    Ridge,
+)
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments

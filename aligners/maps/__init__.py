@@ -4,9 +4,8 @@ from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.inn import INN
-from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
+from aligners.maps.linear import Identity, Linear, Mean, Permutation, Procrustes, Ridge
 from aligners.maps.mlp import MLP, FreeForm
-from aligners.maps.permutation import Permutation
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",

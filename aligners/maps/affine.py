@@ -10,8 +10,14 @@ from torch import Tensor, nn
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import Affine
-from aligners.maps.matrices import batch_inverse, batch_solve
-from aligners.maps.solvers import NULL, deviations, least_squares, procrustes_rotation
+from aligners.maps.matrices import batch_inverse, batch_solve, identity_like
+from aligners.maps.solvers import (
+    NULL,
+    deviations,
+    fixed_direction,
+    least_squares,
+    procrustes_rotation,
+)
 from aligners.similarity.algebra.moments import Moments, squares
 
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
@@ -44,10 +50,10 @@ class Started(Scaled):
                 f'`d_y` is {d_y}. Set `start` to "linear", "procrustes" or "random".'
             )
         check_range(least=0, ridge=ridge)
-        self.start, self.ridge = start, ridge
-        self.rows_needed = (
-            d_x + 1 if start == "linear" else 2
-        )  # for least squares, one more than there are unknowns
+        self.start = start
+        self.ridge = ridge
+        if start == "linear":
+            self.rows_needed = d_x + 1  # one more than there are unknowns
 
     @abstractmethod
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
@@ -66,10 +72,8 @@ class Started(Scaled):
             return
         offset = moments.mean_y
         if self.start == "identity":
+            weight = identity_like(moments.xx).repeat(self.sites, 1, 1)
             offset = moments.mean_x
-            weight = torch.eye(
-                self.d_x, dtype=torch.float64, device=offset.device
-            ).repeat(self.sites, 1, 1)
         elif self.start == "linear":
             weight = least_squares(moments, self.ridge)
         else:
@@ -88,23 +92,19 @@ class Started(Scaled):
         Raises:
             ValueError: the aligner is no such map, or this layer cannot start at it.
         """
-        sizes, others = (
-            (self.sites, self.d_x, self.d_y),
-            (aligner.sites, aligner.d_x, aligner.d_y),
-        )
+        sizes = (self.sites, self.d_x, self.d_y)
+        others = (aligner.sites, aligner.d_x, aligner.d_y)
         if not isinstance(aligner, Affine) or sizes != others:
             raise UserError(
                 f"Expected `aligner` to be a closed form (x − x̄) W + ȳ with (sites, d_x, d_y) = {sizes}, such as "
                 f"Linear, Procrustes or CCA, but got {type(aligner).__name__} with {others}. Train an aligner of "
                 "another kind as it is, and set `start` for the identity."
             )
-        mean_x, weight, offset = (
-            part.double() for part in (aligner.mean_x, aligner.weight, aligner.mean_y)
-        )
         self.scaling.fit(moments)
-        self._begin(
-            weight, offset + (moments.mean_x[:, None] - mean_x) @ weight, moments
-        )
+        weight = aligner.weight.double()
+        shift = moments.mean_x[:, None] - aligner.mean_x.double()
+        offset = aligner.mean_y.double() + shift @ weight
+        self._begin(weight, offset, moments)
 
     def start_names(self) -> Sequence[str]:
         """`start`, at every site."""
@@ -112,11 +112,10 @@ class Started(Scaled):
 
     def _scaled(self, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Convert W and o of `_begin` to centred and scaled states."""
-        scaling = self.scaling
-        scale_x, scale_y, mean_y = (
-            part.double() for part in (scaling.scale_x, scaling.scale_y, scaling.mean_y)
-        )
-        return weight * scale_x / scale_y, (offset - mean_y) / scale_y
+        scale_x = self.scaling.scale_x.double()
+        scale_y = self.scaling.scale_y.double()
+        centred = offset - self.scaling.mean_y.double()
+        return weight * scale_x / scale_y, centred / scale_y
 
 
 class AffineLayer(Started):
@@ -166,30 +165,35 @@ class AffineLayer(Started):
 
     def _mapped(self, x: Tensor) -> Tensor:
         y = self.affine(self.scaling.scale(x))
-        return (
-            torch.addcmul(
-                self.shift, nn.functional.layer_norm(y, (self.d_y,)), self.gain
-            )
-            if self.norm
-            else y
-        )
+        if not self.norm:
+            return y
+        normalised = nn.functional.layer_norm(y, (self.d_y,))
+        return torch.addcmul(self.shift, normalised, self.gain)
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         weight, offset = self._scaled(weight, offset)
         if self.norm:
-            deviation, pattern = _pattern(moments)
-            deviation = deviation / self.scaling.scale_y
-            weight = weight / deviation
-            spread = moments.xx / (moments.n * self.scaling.scale_x.double().square())
-            # mean square of what is normalised, over rows and features, without the level
-            square = (
-                (weight * (spread @ weight)).sum(1, keepdim=True).mean(-1, keepdim=True)
-            )
-            level = _LEVEL * square.sqrt()
-            self.gain.copy_(deviation * (level.square() + square).sqrt())
-            self.shift.copy_(offset - level * deviation * pattern)
-            offset = level * pattern
+            weight, offset = self._begin_norm(weight, offset, moments)
         _set(self.affine, weight, offset)
+
+    def _begin_norm(
+        self, weight: Tensor, offset: Tensor, moments: Moments
+    ) -> tuple[Tensor, Tensor]:
+        """Set gain and shift; return W and b with which the layer, LayerNorm included, is nearest to x W + o."""
+        deviation = _feature_deviations(moments)
+        pattern = _steady_pattern(moments, deviation)
+        deviation = deviation / self.scaling.scale_y
+        weight = weight / deviation
+        variance_x = moments.n * self.scaling.scale_x.double().square()
+        covariance = moments.xx / variance_x
+        # mean square of what is normalised, over rows and features, without the level
+        squares_y = (weight * (covariance @ weight)).sum(1, keepdim=True)
+        square = squares_y.mean(-1, keepdim=True)
+        level = _LEVEL * square.sqrt()
+        size = (level.square() + square).sqrt()
+        self.gain.copy_(deviation * size)
+        self.shift.copy_(offset - level * deviation * pattern)
+        return weight, level * pattern
 
 
 class LowRank(Started):
@@ -269,47 +273,35 @@ class Orthogonal(Started):
         base = torch.eye(d_x)
         if start == "random":
             q, r = torch.linalg.qr(torch.randn(d_x, d_x))
-            base = (
-                q * r.diagonal().sign()
-            )  # without the signs the draw would not be uniform (Mezzadri 2007)
+            # without the signs the draw would not be uniform (Mezzadri 2007)
+            base = q * r.diagonal().sign()
         self.register_buffer("base", base.repeat(sites, 1, 1))
         self.skew = nn.Parameter(torch.zeros(sites, d_x * (d_x - 1) // 2))
         self.bias = nn.Parameter(torch.zeros(sites, 1, d_y))
 
     def rotation(self) -> Tensor:
         """R, (S, d, d)."""
-        i, j = torch.tril_indices(self.d_x, self.d_x, -1, device=self.skew.device)
+        d, device = self.d_x, self.skew.device
+        rows, columns = torch.tril_indices(d, d, -1, device=device)
         lower = torch.zeros_like(self.base)
-        lower[:, i, j] = self.skew
-        skew, one = (
-            lower - lower.mT,
-            torch.eye(self.d_x, dtype=lower.dtype, device=lower.device),
-        )
-        return self.base @ batch_solve(one - skew, one + skew)
+        lower[:, rows, columns] = self.skew
+        skew = lower - lower.mT
+        same = identity_like(skew)
+        return self.base @ batch_solve(same - skew, same + skew)
 
     def _mapped(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(
-            self.bias, (x - self.scaling.mean_x) / self.scaling.scale_y, self.rotation()
-        )
+        centred = (x - self.scaling.mean_x) / self.scaling.scale_y
+        return torch.baddbmm(self.bias, centred, self.rotation())
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         centred = self.scaling.scale_target(y) - self.bias
         # R₀ is orthogonal only up to rounding, so Rᵀ would be R's inverse only up to rounding, too
-        return (
-            centred @ batch_inverse(self.rotation()) * self.scaling.scale_y
-            + self.scaling.mean_x
-        )
+        back = centred @ batch_inverse(self.rotation())
+        return back * self.scaling.scale_y + self.scaling.mean_x
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
-        gap = (
-            (
-                weight.mT @ weight
-                - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)
-            )
-            .abs()
-            .amax()
-        )
+        gap = (weight.mT @ weight - identity_like(weight)).abs().amax()
         if not gap < _ORTHOGONAL:
             raise UserError(
                 "Orthogonal can only take over a map that keeps lengths, such as Procrustes without scale or "
@@ -318,11 +310,14 @@ class Orthogonal(Started):
             )
         self.base.copy_(weight)
         self.skew.zero_()
-        self.bias.copy_((offset - self.scaling.mean_y.double()) / self.scaling.scale_y)
+        centred = offset - self.scaling.mean_y.double()
+        self.bias.copy_(centred / self.scaling.scale_y)
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """The fan-in of the rotation for the entries of A."""
-        return self.d_x if name == "skew" else super().fan_in(name, parameter)
+        if name == "skew":
+            return self.d_x
+        return super().fan_in(name, parameter)
 
 
 def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -338,44 +333,50 @@ def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor
     Returns:
         U (S, d_x, r), and V (S, r, d_y) with orthonormal rows.
     """
-    components = torch.linalg.eigh(weight.mT @ scatter @ weight).eigenvectors[
-        ..., -rank:
-    ]
+    images = weight.mT @ scatter @ weight
+    _, vectors = torch.linalg.eigh(images)
+    components = vectors[..., -rank:]
     return weight @ components, components.mT
 
 
-def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
-    """Find the deviations of Y's features, and the pattern over standardised features in which they vary least.
+def _feature_deviations(moments: Moments) -> Tensor:
+    """The deviations of Y's features, (S, 1, d_y), raised where a feature hardly varies: they are divided by."""
+    variance = squares(moments.yy) / moments.n
+    smallest = _SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)
+    return variance.clamp(min=smallest).sqrt()[:, None]
+
+
+def _steady_pattern(moments: Moments, deviation: Tensor) -> Tensor:
+    """The pattern over Y's features, divided by their deviations, in which they vary least.
 
     Returns:
-        Deviations and pattern, each (S, 1, d_y); the pattern has mean zero and mean square one.
+        (S, 1, d_y), of mean zero and mean square one.
     """
     d = moments.yy.shape[-1]
-    variance = squares(moments.yy) / moments.n
-    # a feature that hardly varies must not be divided by its deviation
-    deviation = variance.clamp(
-        min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)
-    ).sqrt()[:, None]
     correlation = moments.yy / moments.n / (deviation * deviation.mT)
     mean = torch.full_like(correlation, 1 / d)
     apart = correlation - mean @ correlation
     apart = apart - apart @ mean
     # with the mean over features lifted above every other direction, the last one is orthogonal to it
     values, vectors = torch.linalg.eigh(apart + 2 * d * mean)
-    null = values <= NULL * values[:, -1:]
+
     # where several directions do not vary at all, as with few rows, take a fixed one of them
-    fixed = torch.arange(1.0, d + 1, dtype=values.dtype, device=values.device).cos()
-    among = (vectors @ (null * (vectors.mT @ fixed))[..., None])[..., 0]
-    pattern = torch.where(
-        null.sum(-1, keepdim=True) > 1,
-        torch.nn.functional.normalize(among, dim=-1),
-        vectors[..., 0],
-    )
-    sign = pattern.gather(-1, pattern.abs().argmax(-1, keepdim=True)).sign()
-    return deviation, (pattern * sign * d**0.5)[:, None]
+    null = values <= NULL * values[:, -1:]
+    several = null.sum(-1, keepdim=True) > 1
+    shares = null * (vectors.mT @ fixed_direction(values))
+    among = (vectors @ shares[..., None])[..., 0]
+    among = nn.functional.normalize(among, dim=-1)
+    pattern = torch.where(several, among, vectors[..., 0])
+
+    largest = pattern.abs().argmax(-1, keepdim=True)
+    sign = pattern.gather(-1, largest).sign()
+    return (pattern * sign * d**0.5)[:, None]
 
 
 def _set(layer: BankLinear, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Set the weights of a layer; without a bias, that is zero."""
     with torch.no_grad():
         layer.weight.copy_(weight)
-        layer.bias.zero_() if bias is None else layer.bias.copy_(bias)
+        layer.bias.zero_()
+        if bias is not None:
+            layer.bias.copy_(bias)

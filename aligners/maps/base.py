@@ -36,10 +36,10 @@ class Aligner(nn.Module, ABC):
         needs_equal_width: the map exists only for d_x = d_y.
         both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
         rows_needed: the fewest fitting rows that determine `fit`.
-        registry: every aligner class by its `kind`, but for those that are defined with `registered=False`: they are no
-            bank of independent maps.
-        kind: the name by which a checkpoint refers to the class: that of the class, or its full path where another
-            class has that name already.
+        registry: every aligner class by its `kind`. Classes defined with `registered=False` are left out: they are not
+            banks of independent maps.
+        kind: the name by which a checkpoint refers to the class: the class's own name, or its full path if another
+            class already has that name.
     """
 
     registry: ClassVar[dict[str, type["Aligner"]]] = {}
@@ -67,7 +67,9 @@ class Aligner(nn.Module, ABC):
                 f"{type(self).__name__} expects equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
                 "A map between spaces of different dimension cannot be a bijection: use Linear or MLP."
             )
-        self.sites, self.d_x, self.d_y = sites, d_x, d_y
+        self.sites = sites
+        self.d_x = d_x
+        self.d_y = d_y
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -101,7 +103,9 @@ class Aligner(nn.Module, ABC):
             name: the parameter's name in this module.
             parameter: (S, ..., fan-in, fan-out); one with fewer than three axes counts as having one input.
         """
-        return parameter.shape[-2] if parameter.ndim > 2 else 1
+        if parameter.ndim < 3:
+            return 1
+        return parameter.shape[-2]
 
     def rate_share(self, name: str) -> Tensor | None:
         """The share of the learning rate at which each site of a parameter is trained, (S,); None: the full rate.
@@ -124,12 +128,11 @@ class Aligner(nn.Module, ABC):
 
         Those by keyword that the aligner keeps as attributes of the same names.
         """
-        given = [
-            param.name
-            for param in signature(type(self)).parameters.values()
-            if param.kind is param.KEYWORD_ONLY
-        ]
-        return {name: getattr(self, name) for name in given if hasattr(self, name)}
+        options = {}
+        for name, parameter in signature(type(self)).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and hasattr(self, name):
+                options[name] = getattr(self, name)
+        return options
 
 
 def _is_taken(cls: type[Aligner]) -> bool:
@@ -138,9 +141,10 @@ def _is_taken(cls: type[Aligner]) -> bool:
         return False
     import aligners.maps  # which imports this module
 
+    if cls.__name__ in aligners.maps.__all__:
+        return True
     known = Aligner.registry.get(cls.__name__)
-    of_another = known is not None and known.__module__ != cls.__module__
-    return of_another or cls.__name__ in aligners.maps.__all__
+    return known is not None and known.__module__ != cls.__module__
 
 
 class BankLinear(nn.Module):
@@ -184,12 +188,10 @@ class Scaling(nn.Module):
 
     def fit(self, moments: Moments) -> None:
         """Take means and scales from the fitting rows."""
-        for mean, scale, fitted, scatter in (
-            (self.mean_x, self.scale_x, moments.mean_x, moments.xx),
-            (self.mean_y, self.scale_y, moments.mean_y, moments.yy),
-        ):
-            mean.copy_(fitted[:, None])
-            scale.copy_(deviation(scatter, moments.n))
+        self.mean_x.copy_(moments.mean_x[:, None])
+        self.mean_y.copy_(moments.mean_y[:, None])
+        self.scale_x.copy_(deviation(moments.xx, moments.n))
+        self.scale_y.copy_(deviation(moments.yy, moments.n))
 
     def scale(self, x: Tensor) -> Tensor:
         """States of X, centred and scaled."""
@@ -210,7 +212,8 @@ class Scaling(nn.Module):
 
 def deviation(scatter: Tensor, n: Tensor) -> Tensor:
     """Root mean variance over the features of n centred rows with this scatter, (S, d, d) -> (S, 1, 1)."""
-    return (squares(scatter).mean(-1) / n).sqrt()[:, None, None]
+    variance = squares(scatter).mean(-1) / n
+    return variance.sqrt()[:, None, None]
 
 
 class Scaled(Aligner, registered=False):
@@ -230,4 +233,5 @@ class Scaled(Aligner, registered=False):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of the batch at each site, (S,)."""
-        return (self._mapped(x) - self.scaling.scale_target(y)).square().mean((1, 2))
+        residual = self._mapped(x) - self.scaling.scale_target(y)
+        return residual.square().mean((1, 2))

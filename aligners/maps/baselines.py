@@ -22,9 +22,9 @@ class GaussianStates:
     def __init__(self, moments: Moments, seed: int) -> None:
         # Eigenvectors, not Cholesky: states after a LayerNorm have an exactly singular covariance.
         values, vectors = torch.linalg.eigh(moments.yy / moments.n)
-        self.root = (
-            vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT
-        ).float()  # signs of vectors cancel
+        sizes = values.clamp(min=0).sqrt()
+        root = vectors * sizes[:, None] @ vectors.mT  # signs of vectors cancel
+        self.root = root.float()
         self.mean = moments.mean_y[:, None].float()
         self.seed = seed
 
@@ -41,27 +41,23 @@ class GaussianStates:
             counts: the number of rows of each text.
             device: where the states are to be.
         """
-        self.mean, self.root = self.mean.to(device), self.root.to(device)  # once
-        width, generator = self.mean.shape[-1], torch.Generator()
-        # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
-        seeds = (
-            (self.seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63
-            for number in text
-        )
-        draws = zip(seeds, counts, strict=True)
-        noise = torch.cat(
-            [
-                torch.randn(n, width, generator=generator.manual_seed(seed))
-                for seed, n in draws
-            ]
-        )
+        self.mean = self.mean.to(device)  # once
+        self.root = self.root.to(device)
+        noise = torch.cat(list(map(self._noise, text, counts)))
         if self.mean.is_cuda:
             noise = noise.pin_memory()  # or the copy would wait
-        return self.mean + noise.to(device, non_blocking=True) @ self.root
+        there = noise.to(device, non_blocking=True)
+        return self.mean + there @ self.root
+
+    def _noise(self, number: int, rows: int) -> Tensor:
+        """Standard normal rows of a text, (rows, d_y)."""
+        # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
+        seed = self.seed * 1_000_003 + number * 2_654_435_761 + 1
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        return torch.randn(rows, self.mean.shape[-1], generator=generator)
 
 
 def random_labels(texts: int, classes: int, seed: int) -> Tensor:
     """Draw a class for each text, uniformly at random: (texts,)."""
-    return torch.randint(
-        classes, (texts,), generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(classes, (texts,), generator=generator)

@@ -65,26 +65,27 @@ class _Canonical(Affine):
         super().__init__(sites, d_x, d_y)
         check_range(above=0, most=1, share=share)
         check_range(least=1, most=min(d_x, d_y), directions=directions)
-        self.share, self.directions, self.shrink, self.tolerance = (
-            share,
-            directions,
-            shrink,
-            tolerance,
-        )
+        self.share = share
+        self.directions = directions
+        self.shrink = shrink
+        self.tolerance = tolerance
         self.invertible = not shrink
-        self.register_buffer(
-            "correlations", torch.full((sites, min(d_x, d_y)), torch.nan)
-        )
+        unknown = torch.full((sites, min(d_x, d_y)), torch.nan)
+        self.register_buffer("correlations", unknown)
 
     def _keep(self, moments: Moments, found: Canonical, kept: Tensor) -> None:
         """Set the map to that of the directions in `kept` (S, c)."""
-        self.correlations.fill_(float("nan"))
-        self.correlations[:, : kept.shape[-1]] = torch.where(
-            kept, found.rho, float("nan")
-        )
-        factor = (kept * found.rho if self.shrink else kept.double())[:, None]
-        back = None if self.shrink else (found.b * factor) @ (found.a.mT @ moments.xx)
-        self.set_map(moments, (found.a * factor) @ (found.b.mT @ moments.yy), back)
+        self.correlations.fill_(torch.nan)
+        rho = torch.where(kept, found.rho, torch.nan)
+        self.correlations[:, : kept.shape[-1]] = rho
+
+        scales = kept * found.rho if self.shrink else kept.double()
+        into = found.a * scales[:, None]
+        out_of = found.b.mT @ moments.yy
+        back = None
+        if not self.shrink:
+            back = (found.b * scales[:, None]) @ (found.a.mT @ moments.xx)
+        self.set_map(moments, into @ out_of, back)
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, and their mean correlation on the fitting rows."""
@@ -136,9 +137,8 @@ class CCA(_Canonical):
             shrink=shrink,
             tolerance=tolerance,
         )
-        self.rows_needed = (
-            d_x + d_y + 1
-        )  # one more than X and Y have directions together, at full rank
+        # one more than X and Y have directions together, at full rank
+        self.rows_needed = d_x + d_y + 1
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -188,21 +188,20 @@ class SVCCA(_Canonical):
         """
         solution, white_x, white_y = _solve(moments, self.share, self.tolerance)
         chosen = _first(solution, self.directions)
-        self.components.copy_(torch.stack([white_x.rank, white_y.rank], -1))
+        self._keep(moments, solution, chosen)
+        ranks = torch.stack([white_x.rank, white_y.rank], -1)
+        self.components.copy_(ranks)
+
         # Canonical variates are uncorrelated, so the error is a sum over directions.
-        factor = solution.rho if self.shrink else torch.ones_like(solution.rho)
-        lost = (
-            chosen
-            * (factor**2 - 2 * factor * solution.rho)
-            * (solution.b.mT @ moments.yy).square().sum(-1)
-        )
-        within_y = (
-            (moments.yy @ white_y.weight).square().sum((1, 2))
-        )  # of Y's squares, along its whitened directions
-        error = within_y + lost.sum(-1)
+        rho = solution.rho
+        scales = rho if self.shrink else torch.ones_like(rho)
+        changes = chosen * (scales**2 - 2 * scales * rho)
+        explained = (solution.b.mT @ moments.yy).square().sum(-1)
+        # of Y's squares, along its whitened directions
+        within_y = (moments.yy @ white_y.weight).square().sum((1, 2))
+        error = within_y + (changes * explained).sum(-1)
         self.reduced_mse.copy_(error / (moments.n * white_y.rank))
         self.reduced_fvu.copy_(error / within_y)
-        self._keep(moments, solution, chosen)
 
     def findings(self) -> dict[str, Any]:
         """Directions, components, correlation, and the error in the reduced space, all on the fitting rows."""
@@ -219,7 +218,10 @@ def reduced_mse(aligner: nn.Module | None, sites: int) -> list[float | None]:
     """The squared error that Ren et al. (§4.1) report of SVCCA, on the fitting rows, by site; None of other maps."""
     if not isinstance(aligner, SVCCA):
         return [None] * sites
-    return [float(value) if value.isfinite() else None for value in aligner.reduced_mse]
+    errors: list[float | None] = []
+    for error in aligner.reduced_mse:
+        errors.append(float(error) if error.isfinite() else None)
+    return errors
 
 
 class PWCCA(_Canonical):
@@ -260,9 +262,7 @@ class PWCCA(_Canonical):
         super().__init__(
             sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance
         )
-        self.rows_needed = (
-            d_x + d_y + 1
-        )  # as of CCA; `fit` of SVCCA sees how many its components need
+        self.rows_needed = d_x + d_y + 1  # as of CCA
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -272,8 +272,9 @@ class PWCCA(_Canonical):
         """
         solution, *_ = _solve(moments, 1.0, self.tolerance)
         alpha = (solution.a.mT @ moments.xx).abs().sum(-1)
-        chosen = _exists(solution) & _heaviest(alpha, self.share)
-        self.carried.copy_((alpha * chosen).sum(-1) / alpha.sum(-1))
+        chosen = _first(solution, None) & _heaviest(alpha, self.share)
+        carried = (alpha * chosen).sum(-1)
+        self.carried.copy_(carried / alpha.sum(-1))
         self._keep(moments, solution, chosen)
 
     def findings(self) -> dict[str, Any]:
@@ -300,16 +301,10 @@ def _solve(
     return canonical(white_x, white_y, moments.xy), white_x, white_y
 
 
-def _exists(found: Canonical) -> Tensor:
-    """Which of the c pairs are directions and not padding: (S, c) bool."""
-    return (
-        torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]
-    )
-
-
 def _first(found: Canonical, directions: int | None) -> Tensor:
-    """Select the first `directions` of each site, or all: (S, c) bool."""
-    exists = _exists(found)
+    """Select the first `directions` of each site, or all that are no padding: (S, c) bool."""
+    numbers = torch.arange(found.rho.shape[-1], device=found.rho.device)
+    exists = numbers < found.rank[:, None]
     if directions is None:
         return exists
     if (found.rank < directions).any():
@@ -318,16 +313,14 @@ def _first(found: Canonical, directions: int | None) -> Tensor:
             f"Expected states with at least `directions` = {directions} canonical directions, but site pair number "
             f"{site} has {int(found.rank[site])}. Ask for fewer, or for all with None."
         )
-    return exists & (
-        torch.arange(found.rho.shape[-1], device=found.rho.device) < directions
-    )
+    return exists & (numbers < directions)
 
 
 def _heaviest(alpha: Tensor, share: float) -> Tensor:
     """Select the fewest directions whose weights add up to `share` of Σα, the heaviest first: (S, c) bool."""
     weight, order = alpha.sort(dim=-1, descending=True)
-    rest = (
-        weight.flip(-1).cumsum(-1).flip(-1)
-    )  # the weight of this direction and all lighter ones
-    chosen = rest > (1 - share) * weight.sum(-1, keepdim=True)
+    # the weight of a direction and all lighter ones
+    rest = weight.flip(-1).cumsum(-1).flip(-1)
+    total = weight.sum(-1, keepdim=True)
+    chosen = rest > (1 - share) * total
     return torch.zeros_like(chosen).scatter(-1, order, chosen)

@@ -8,18 +8,15 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling, deviation
-from aligners.maps.invertible import (
-    RIGID,
+from aligners.maps.invertible import AffineCoupling, ShuffledHadamard, TriangularPair
+from aligners.maps.matrices import batch_inverse, batch_log_det, batch_solve
+from aligners.maps.starting_maps import (
     START_NAMES,
-    AffineCoupling,
-    ShuffledHadamard,
     Start,
     StartingMap,
-    TriangularPair,
     calm_space,
     invertible_start,
 )
-from aligners.maps.matrices import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
 Mixing = Literal["none", "rotation", "linear"]
@@ -93,104 +90,98 @@ class INN(Aligner):
         super().__init__(sites, d_x, d_y)
         if hidden is None:
             hidden = 9 * d_x // 4 if mixing == "none" else 3 * d_x // 2
-        start = start or ("identity" if mixing == "none" else "best")
+        if start is None:
+            start = "identity" if mixing == "none" else "best"
         if d_x < 2:
             raise UserError(
                 f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP."
             )
         check_range(least=1, couplings=couplings, hidden=hidden, depth=depth)
-        check_known(get_args(Mixing), mixing=mixing)
-        check_known(get_args(Start), start=start)
-        if mixing == "none" and start != "identity":
-            raise UserError(
-                f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
-                '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
-            )
-        self.hidden, self.depth, self.both_ways = hidden, depth, both_ways
-        self.mixing, self.start = mixing, start
-        self.scaling = Scaling(sites, d_x, d_y)
+        _check_names(mixing, start)
+
+        self.hidden = hidden
+        self.depth = depth
+        self.mixing = mixing
+        self.start = start
+        self.both_ways = both_ways
         self.widths = (d_x // 2, d_x - d_x // 2)
-        halves = [
-            (self.widths[k % 2], self.widths[1 - k % 2]) for k in range(couplings)
-        ]
-        self.couplings = _modules(
-            AffineCoupling(sites, *widths, hidden, depth) for widths in halves
-        )
+        self.scaling = Scaling(sites, d_x, d_y)
+        self.couplings = _modules(map(self._coupling, range(couplings)))
         self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
         self.register_buffer("step_share", torch.ones(sites))
-        matrices = (
-            _telescope(couplings, d_x).repeat(sites, 1, 1, 1)
-            if mixing == "linear"
-            else None
-        )
-        self.matrices = None if matrices is None else nn.Parameter(matrices)
-        rotated = mixing == "rotation"
-        self.rotations = _modules(
-            ShuffledHadamard(d_x, k) for k in range(couplings * rotated)
-        )
-        self.pairs = _modules(
-            TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated)
-        )
-        if rotated:
-            same, back = torch.eye(d_x), self._turned_back(torch.eye(d_x))
-            for name, matrix in {
-                "first": same,
-                "first_inverse": same,
-                "last": back,
-                "last_inverse": back.mT,
-            }.items():
-                self.register_buffer(name, matrix.repeat(sites, 1, 1))
+        self.matrices = None
+        if mixing == "linear":
+            matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1)
+            self.matrices = nn.Parameter(matrices)
+        self._add_rotations(couplings if mixing == "rotation" else 0)
+
+    def _coupling(self, k: int) -> AffineCoupling:
+        """A new coupling, the k-th: even ones change the second half, odd ones the first."""
+        kept, changed = self.widths if k % 2 == 0 else self.widths[::-1]
+        return AffineCoupling(self.sites, kept, changed, self.hidden, self.depth)
+
+    def _add_rotations(self, number: int) -> None:
+        """Add rotations, the learned matrices around them, and the fixed A and M; none of these for 0."""
+        rotations = []
+        pairs = []
+        for k in range(number):
+            rotations.append(ShuffledHadamard(self.d_x, k))
+            pairs.append(TriangularPair(self.sites, self.d_x))
+        if number:
+            pairs.append(TriangularPair(self.sites, self.d_x))
+        self.rotations = _modules(rotations)
+        self.pairs = _modules(pairs)
+        if not number:
+            return
+        same = torch.eye(self.d_x)
+        back = self._turned_back(same)
+        self.register_buffer("first", same.repeat(self.sites, 1, 1))
+        self.register_buffer("first_inverse", same.repeat(self.sites, 1, 1))
+        self.register_buffer("last", back.repeat(self.sites, 1, 1))
+        self.register_buffer("last_inverse", back.mT.repeat(self.sites, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
         with torch.autocast(x.device.type, enabled=False):
-            return self.scaling.unscale_target(
-                self._map(self.scaling.scale(_precise(x)))
-            )
+            scaled = self.scaling.scale(_precise(x))
+            return self.scaling.unscale_target(self._map(scaled))
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         with torch.autocast(y.device.type, enabled=False):
-            return self.scaling.unscale(
-                self._map_back(self.scaling.scale_target(_precise(y)))
-            )
+            scaled = self.scaling.scale_target(_precise(y))
+            return self.scaling.unscale(self._map_back(scaled))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of g on the batch, plus that of g⁻¹ under `both_ways`: (S,)."""
         with torch.autocast(x.device.type, enabled=False):
-            x, y = (
-                self.scaling.scale(_precise(x)),
-                self.scaling.scale_target(_precise(y)),
-            )
-            loss = (self._map(x) - y).square().mean((1, 2))
-            return (
-                loss + (self._map_back(y) - x).square().mean((1, 2))
-                if self.both_ways
-                else loss
-            )
+            x = self.scaling.scale(_precise(x))
+            y = self.scaling.scale_target(_precise(y))
+            there = (self._map(x) - y).square().mean((1, 2))
+            if not self.both_ways:
+                return there
+            back = (self._map_back(y) - x).square().mean((1, 2))
+            return there + back
 
     def log_det(self, x: Tensor) -> Tensor:
         """The logarithm of |det ∂g/∂x| at each row: (S, N, d) -> (S, N)."""
         with torch.autocast(x.device.type, enabled=False):
-            constant = self.d_x * (
-                self.scaling.scale_y / self.scaling.scale_x
-            ).log().squeeze(-1)
-            if self.matrices is not None:
-                constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
-            if self.mixing == "rotation":
-                constant = (
-                    constant
-                    + (batch_log_det(self.first) + batch_log_det(self.last))[:, None]
-                )
-                constant = (
-                    constant
-                    + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[
-                        :, None
-                    ]
-                )
+            constant = self._constant_log_det()
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
             return constant + torch.stack(log_scales).sum(0)
+
+    def _constant_log_det(self) -> Tensor:
+        """What all but the couplings add to `log_det`, the same at every row: (S, 1)."""
+        scale = self.scaling.scale_y / self.scaling.scale_x
+        constant = self.d_x * scale.log().squeeze(-1)
+        if self.matrices is not None:
+            constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
+        if self.rotations:
+            fixed = batch_log_det(self.first) + batch_log_det(self.last)
+            learned = torch.stack([pair.log_det() for pair in self.pairs]).sum(0)
+            constant = constant + fixed[:, None] + learned[:, None]
+        return constant
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
@@ -199,7 +190,8 @@ class INN(Aligner):
         if self.mixing == "none":
             return
         start = invertible_start(moments, self.start, self.both_ways)
-        self.step_share.copy_((start.error / MUCH_LEFT).clamp(0, 1).sqrt())
+        left = (start.error / MUCH_LEFT).clamp(0, 1)
+        self.step_share.copy_(left.sqrt())
         self._start(moments, start)
 
     @torch.no_grad()
@@ -211,37 +203,32 @@ class INN(Aligner):
             start: the map of centred states, (S, d, d).
         """
         self.scaling.fit(moments)
-        start = (
-            start * deviation(moments.xx, moments.n) / deviation(moments.yy, moments.n)
-        )
-        taken = torch.full(
-            (self.sites,), START_NAMES.index("linear"), device=start.device
-        )
+        of_x = deviation(moments.xx, moments.n)
+        of_y = deviation(moments.yy, moments.n)
+        weight = start * of_x / of_y
+        taken = torch.full_like(self.started, START_NAMES.index("linear"))
         unknown = torch.ones_like(self.step_share)
         self.step_share.copy_(unknown)
-        self._start(moments, StartingMap(start, batch_inverse(start), taken, unknown))
+        given = StartingMap(weight, batch_inverse(weight), taken, unknown)
+        self._start(moments, given)
 
     def _start(self, moments: Moments, given: StartingMap) -> None:
-        start, inverse, taken = given.weight, given.inverse, given.taken
-        self.started.copy_(taken)
+        """Set the matrices so that the untrained network is a given map."""
+        self.started.copy_(given.taken)
+        start = given.weight
         if self.matrices is None:
-            rigid = torch.isin(
-                taken,
-                torch.tensor(
-                    [START_NAMES.index(name) for name in RIGID], device=taken.device
-                ),
-            )
-            into, out_of = calm_space(moments, start, rigid)
+            into, out_of = calm_space(moments, start, given.rigid)
             self.first.copy_(into)
             self.first_inverse.copy_(out_of)
             self.last.copy_(self._turned_back(out_of @ start))
-            self.last_inverse.copy_(self._turned(inverse @ into))
+            self.last_inverse.copy_(self._turned(given.inverse @ into))
             return
-        first, *rest = self.matrices.double().unbind(1)
+        product, *rest = self.matrices.double().unbind(1)
         for matrix in rest:
-            first = first @ matrix
+            product = product @ matrix
         # the draws' product is the identity, unless an earlier fit moved it
-        self.matrices[:, -1] = self.matrices[:, -1].double() @ batch_solve(first, start)
+        last = self.matrices[:, -1].double()
+        self.matrices[:, -1] = last @ batch_solve(product, start)
 
     def rate_share(self, name: str) -> Tensor | None:
         """Where the start leaves little, the root of what it leaves, for all that is zero or the identity at first.
@@ -251,11 +238,28 @@ class INN(Aligner):
         layers is √(R / `MUCH_LEFT`) times the others'.
         """
         moved = name.startswith("pairs.") or ".conditioner.last." in name
-        return self.step_share if moved and self.mixing == "rotation" else None
+        if moved and self.rotations:
+            return self.step_share
+        return None
 
     def start_names(self) -> Sequence[str]:
         """The start that was chosen at each site."""
-        return [get_args(Start)[number] for number in self.started.tolist()]
+        return [START_NAMES[number] for number in self.started.tolist()]
+
+    def options(self) -> dict[str, Any]:
+        """All options of the network and of its loss."""
+        return {**super().options(), "couplings": len(self.couplings)}
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
+        """Networks of earlier versions have no matrix A, and train at the full rate."""
+        state_dict.setdefault(prefix + "step_share", torch.ones(self.sites))
+        if self.rotations:
+            same = torch.eye(self.d_x).repeat(self.sites, 1, 1)
+            state_dict.setdefault(prefix + "first", same)
+            state_dict.setdefault(prefix + "first_inverse", same)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _turned(self, x: Tensor) -> Tensor:
         """Apply all rotations in turn: x R_1 ... R_K."""
@@ -267,55 +271,47 @@ class INN(Aligner):
         """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
         return self._turned(matrix.mT).mT
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any
-    ) -> None:
-        """Networks of earlier versions know no matrix A, and train at the full rate."""
-        state_dict.setdefault(prefix + "step_share", torch.ones(self.sites))
-        if self.rotations:
-            for name in ("first", "first_inverse"):
-                state_dict.setdefault(
-                    prefix + name, torch.eye(self.d_x).repeat(self.sites, 1, 1)
-                )
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def options(self) -> dict[str, Any]:
-        """All options of the network and of its loss."""
-        return {**super().options(), "couplings": len(self.couplings)}
-
     def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
-        """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
+        """Apply g to scaled states; append each coupling's log-determinant (S, N) to `log_scales`.
 
         The halves stay apart where nothing stands between the couplings, or a matrix that can be applied to them
         separately: joining them each time would cost as much as the couplings' own arithmetic.
         """
         matrices = None if self.matrices is None else self.matrices.unbind(1)
-        x = x @ self.first if self.rotations else x
-        x_a, x_b = self._halves(x if matrices is None else x @ matrices[0])
-        for k in range(len(self.couplings)):
+        if self.rotations:
+            x = x @ self.first
+        if matrices is not None:
+            x = x @ matrices[0]
+        x_a, x_b = self._halves(x)
+
+        for k, coupling in enumerate(self.couplings):
             if self.rotations:
-                x = self.pairs[k](torch.cat((x_a, x_b), -1))
-                x_a, x_b = self._halves(self.rotations[k](x))
-            coupling = self.couplings[k]
+                joined = self.pairs[k](torch.cat((x_a, x_b), -1))
+                x_a, x_b = self._halves(self.rotations[k](joined))
             if log_scales is not None:
-                log_scales.append(coupling.log_scale(x_b if k % 2 else x_a).sum(-1))
+                log_scale = coupling.log_scale(x_b if k % 2 else x_a)
+                log_scales.append(log_scale.sum(-1))
             if k % 2:
                 x_a = coupling(x_b, x_a)
             else:
                 x_b = coupling(x_a, x_b)
             if matrices is not None:
                 x_a, x_b = self._mix(x_a, x_b, matrices[k + 1])
+
         x = torch.cat((x_a, x_b), -1)
-        return self.pairs[-1](x @ self.last) if self.rotations else x
+        if self.rotations:
+            x = self.pairs[-1](x @ self.last)
+        return x
 
     def _map_back(self, y: Tensor) -> Tensor:
         """Apply g⁻¹ to scaled states."""
-        matrices = (
-            None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
-        )
+        matrices = None
+        if self.matrices is not None:
+            matrices = batch_inverse(self.matrices).unbind(1)
         if self.rotations:
             y = self.pairs[-1].inverse(y) @ self.last_inverse
         y_a, y_b = self._halves(y)
+
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
                 y_a, y_b = self._mix(y_a, y_b, matrices[k + 1])
@@ -324,19 +320,38 @@ class INN(Aligner):
             else:
                 y_b = self.couplings[k].inverse(y_a, y_b)
             if self.rotations:
-                turned = self.rotations[k].inverse(torch.cat((y_a, y_b), -1))
+                joined = torch.cat((y_a, y_b), -1)
+                turned = self.rotations[k].inverse(joined)
                 y_a, y_b = self._halves(self.pairs[k].inverse(turned))
+
         y = torch.cat((y_a, y_b), -1)
-        y = y @ self.first_inverse if self.rotations else y
-        return y if matrices is None else y @ matrices[0]
+        if self.rotations:
+            y = y @ self.first_inverse
+        if matrices is not None:
+            y = y @ matrices[0]
+        return y
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the features in two."""
         x_a, x_b = x.split(self.widths, dim=-1)
         return x_a, x_b
 
     def _mix(self, x_a: Tensor, x_b: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """The halves of x times a matrix, without joining them."""
         top, bottom = matrix.split(self.widths, dim=-2)
-        return self._halves(torch.baddbmm(x_a @ top, x_b, bottom))
+        mixed = torch.baddbmm(x_a @ top, x_b, bottom)
+        return self._halves(mixed)
+
+
+def _check_names(mixing: Mixing, start: Start) -> None:
+    """Raise if one of the two is unknown, or they do not go together."""
+    check_known(get_args(Mixing), mixing=mixing)
+    check_known(get_args(Start), start=start)
+    if mixing == "none" and start != "identity":
+        raise UserError(
+            f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
+            '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
+        )
 
 
 def _modules(modules: Iterable[nn.Module]) -> Any:
@@ -351,7 +366,8 @@ def _telescope(couplings: int, width: int) -> Tensor:
         (couplings + 1, width, width)
     """
     draws = torch.linalg.qr(torch.randn(couplings, width, width)).Q
-    return torch.cat((draws[:1], draws[:-1].mT @ draws[1:], draws[-1:].mT))
+    between = draws[:-1].mT @ draws[1:]
+    return torch.cat((draws[:1], between, draws[-1:].mT))
 
 
 def _precise(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Maps with a closed form: identity, mean, least squares, ridge regression, orthogonal Procrustes."""
+"""Maps with a closed form: identity, mean, least squares, ridge regression, orthogonal Procrustes, permutation."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -100,7 +100,8 @@ class Linear(Affine):
     ) -> None:
         super().__init__(sites, d_x, d_y)
         check_range(least=0, ridge=ridge)
-        self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
+        self.ridge = ridge
+        self.inverse_tolerance = inverse_tolerance
         self.invertible = d_x == d_y
         self.rows_needed = d_x + 1  # one more than there are unknowns for each output
 
@@ -111,7 +112,8 @@ class Linear(Affine):
         self.condition.copy_(singular[:, 0] / singular[:, -1])
         kept = singular > self.inverse_tolerance * singular[:, :1]
         inverted = torch.where(kept, 1 / singular, 0.0)
-        self.set_map(moments, weight, vh.mT * inverted[:, None] @ u.mT)
+        back = vh.mT * inverted[:, None] @ u.mT
+        self.set_map(moments, weight, back)
 
     def findings(self) -> dict[str, Any]:
         """The condition number of W at each site: how far its inverse can be trusted."""
@@ -154,17 +156,16 @@ class Ridge(Affine):
 
     def findings(self) -> dict[str, Any]:
         """The strength at each site, what chose it, and where it is the largest or smallest that was tried."""
+        chosen_by = "generalised cross-validation on the fitting rows"
         rows = int(self.validation_rows.max())
-        chosen = (
-            f"{rows} validation rows"
-            if rows
-            else "generalised cross-validation on the fitting rows"
-        )
+        if rows:
+            chosen_by = f"{rows} validation rows"
         strengths = [float(f"{value:.3g}") for value in self.ridge.tolist()]
-        found: dict[str, Any] = {"ridge": strengths, "ridge_chosen_by": chosen}
+        found: dict[str, Any] = {"ridge": strengths, "ridge_chosen_by": chosen_by}
         edges = {STRENGTHS[0]: "smallest", STRENGTHS[-1]: "largest"}
-        at_edges = [edges.get(value) for value in strengths]
-        return found | {"ridge_at_the_edge": at_edges} if any(at_edges) else found
+        if not edges.keys().isdisjoint(strengths):
+            found["ridge_at_the_edge"] = list(map(edges.get, strengths))
+        return found
 
 
 class Procrustes(Affine):
@@ -190,13 +191,74 @@ class Procrustes(Affine):
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64."""
         rotation, singular = procrustes_rotation(moments)
-        factor = (
-            singular.sum(-1) / squares(moments.xx).sum(-1)
-            if self.scale
-            else torch.ones_like(singular[:, 0])
-        )
-        factor = factor[:, None, None]
-        self.set_map(moments, rotation * factor, rotation.mT / factor)
+        back = rotation.mT
+        if self.scale:
+            factor = singular.sum(-1) / squares(moments.xx).sum(-1)
+            rotation = rotation * factor[:, None, None]
+            back = back / factor[:, None, None]
+        self.set_map(moments, rotation, back)
+
+
+class Permutation(Affine):
+    """y_j = ȳ_j + (x_π(j) − x̄_π(j)): every neuron of Y gets the neuron of X that is matched to it.
+
+    π maximises the sum of the Pearson correlations over all one-to-one matchings (the assignment problem, solved
+    exactly). Renaming the neurons of a hidden layer changes no network's output, so two models can differ by that
+    alone (Hecht-Nielsen 1990; Ren et al. §1). Nothing is scaled: neurons are renamed, and centred on
+    Y's means. The matching does not depend on the scale or the offset of any neuron.
+
+    Bijective at equal widths. At unequal widths the wider side's neurons without a partner are left out: those of
+    Y get their mean, those of X get theirs on the way back.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        signed: match by absolute correlation, and flip the sign of partners that are correlated negatively.
+
+    Attributes:
+        correlation: (S,) mean over the matched pairs of the correlation (of its absolute value where `signed`).
+    """
+
+    figures: ClassVar = {"correlation": ()}
+    invertible = True
+    rows_needed = 3  # over two rows every correlation is 1 or −1
+    correlation: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int, *, signed: bool = False) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.bijective = d_x == d_y
+        self.signed = signed
+
+    def fit(self, moments: Moments) -> None:
+        """Match neurons by their correlations, in float64; the assignment itself runs on the CPU.
+
+        Raises:
+            ValueError: a neuron is constant over the fitting rows, or not finite.
+        """
+        from scipy.optimize import linear_sum_assignment
+
+        x, y = deviations(moments)
+        deviation_products = x[:, :, None] * y[:, None, :]
+        correlations = moments.xy / moments.n / deviation_products  # Pearson's
+        signs = torch.ones_like(correlations)
+        if self.signed:
+            signs = signs.copysign(correlations)
+        matched_by = (signs * correlations).cpu().numpy()
+
+        weight = torch.zeros_like(correlations)
+        for site, values in enumerate(matched_by):
+            of_x, of_y = linear_sum_assignment(values, maximize=True)
+            weight[site, of_x, of_y] = signs[site, of_x, of_y]
+
+        pairs = min(self.d_x, self.d_y)
+        matched = (weight * correlations).sum((1, 2))
+        self.correlation.copy_(matched / pairs)
+        self.set_map(moments, weight, weight.mT)
+
+    def findings(self) -> dict[str, Any]:
+        """How well partners correlate at each site, on the fitting rows."""
+        return {"mean_correlation": self.correlation.tolist()}
 
 
 class Mean(Aligner):

@@ -1,4 +1,4 @@
-"""Matrices: precision of products during training, and inverses and determinants correct on every build of PyTorch."""
+"""Matrices: the precision of products in training; inverses and determinants that are right on every PyTorch build."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 Products = Literal["float32", "tf32", "bfloat16"]
-
 
 _HALF: ContextVar[bool] = ContextVar("half", default=False)
 
@@ -30,12 +29,22 @@ def products_in(products: Products) -> Iterator[None]:
 
 def bank_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """X W + b of a bank: (S, N, d_in), (S, d_in, d_out) and (S, 1, d_out) -> (S, N, d_out)."""
-    half = _HALF.get()
-    return (
-        (x.bfloat16() @ weight.bfloat16()).to(x.dtype) + bias
-        if half
-        else torch.baddbmm(bias, x, weight)
-    )
+    if not _HALF.get():
+        return torch.baddbmm(bias, x, weight)
+    product = x.bfloat16() @ weight.bfloat16()
+    return product.to(x.dtype) + bias
+
+
+def identity_like(matrix: Tensor) -> Tensor:
+    """I of the size, type and device of a matrix (..., a, b): (a, b), with zeros beside it where that is not square."""
+    rows, columns = matrix.shape[-2:]
+    return torch.eye(rows, columns, dtype=matrix.dtype, device=matrix.device)
+
+
+def picked(candidates: Tensor, chosen: Tensor) -> Tensor:
+    """Take one of C candidates for each site: (C, S, ...) and numbers (S,) -> (S, ...)."""
+    sites = torch.arange(len(chosen), device=chosen.device)
+    return candidates[chosen, sites]
 
 
 def batch_inverse(matrices: Tensor) -> Tensor:
@@ -45,16 +54,18 @@ def batch_inverse(matrices: Tensor) -> Tensor:
 
 def batch_solve(matrices: Tensor, right: Tensor) -> Tensor:
     """A⁻¹ B for A (..., d, d) and B (..., d, k) -> (..., d, k)."""
-    return _each(
-        torch.linalg.solve,
-        matrices,
-        right.expand(*matrices.shape[:-2], *right.shape[-2:]),
-    )
+    rights = right.expand(*matrices.shape[:-2], *right.shape[-2:])
+    return _each(torch.linalg.solve, matrices, rights)
 
 
 def batch_log_det(matrices: Tensor) -> Tensor:
     """Logarithm of |det A| for A (..., d, d) -> (...)."""
-    return _each(lambda matrix: torch.linalg.slogdet(matrix).logabsdet, matrices)
+    return _each(_log_det, matrices)
+
+
+def _log_det(matrices: Tensor) -> Tensor:
+    """Logarithm of |det A|."""
+    return torch.linalg.slogdet(matrices).logabsdet
 
 
 def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
@@ -67,6 +78,6 @@ def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
     if banks[0].device.type != "cpu":
         return function(*banks)
     lead = banks[0].shape[:-2]
-    flat = [bank.reshape(-1, *bank.shape[-2:]) for bank in banks]
-    results = torch.stack([function(*matrices) for matrices in zip(*flat, strict=True)])
+    flat = [bank.flatten(0, -3) for bank in banks]
+    results = torch.stack(list(map(function, *flat)))
     return results.reshape(*lead, *results.shape[1:])

@@ -1,9 +1,9 @@
-"""The comparisons without bijectivity: a multi-layer perceptron, and two that are asked to be each other's inverse."""
+"""Networks that are not bijections: a multi-layer perceptron, and two that are trained to be each other's inverse."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,17 +46,20 @@ class MLP(Scaled):
             raise UserError(
                 f"Expected either `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}."
             )
+        if hidden is None:
+            hidden = [d_y] * 3
         if parameters is not None:
-            hidden = [_width_for(parameters - skip * d_x * d_y, d_x, d_y)] * 2
-        self.hidden = list(hidden) if hidden is not None else [d_y] * 3
-        check_range(least=1, hidden=self.hidden or None)
-        widths = [d_x, *self.hidden, d_y]
-        self.layers = nn.ModuleList(
-            BankLinear(sites, a, b) for a, b in pairwise(widths)
-        )
-        self.skip = nn.Parameter(torch.zeros(sites, d_x, d_y)) if skip else None
+            of_skip = d_x * d_y if skip else 0
+            hidden = [_width_for(parameters - of_skip, d_x, d_y)] * 2
+        check_range(least=1, hidden=hidden or None)
+        self.hidden = list(hidden)
+        self.layers = nn.ModuleList()
+        for d_in, d_out in pairwise([d_x, *hidden, d_y]):
+            self.layers.append(BankLinear(sites, d_in, d_out))
+        self.skip = None
         if skip:
-            last = cast(BankLinear, self.layers[-1])
+            self.skip = nn.Parameter(torch.zeros(sites, d_x, d_y))
+            last: Any = self.layers[-1]
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
@@ -65,19 +68,25 @@ class MLP(Scaled):
         h = self.layers[0](x)
         for layer in self.layers[1:]:
             h = layer(nn.functional.gelu(h))
-        return h if self.skip is None else torch.baddbmm(h, x, self.skip)
+        if self.skip is None:
+            return h
+        return torch.baddbmm(h, x, self.skip)
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
         """Set the scaling, and W by least squares under the ridge with the least expected error on other rows."""
         self.scaling.fit(moments)
-        if self.skip is not None:
-            scale = (self.scaling.scale_x / self.scaling.scale_y).double()
-            self.skip.copy_(ridge_regression(moments, RIDGES)[0] * scale)
+        if self.skip is None:
+            return
+        weight, _ = ridge_regression(moments, RIDGES)
+        scale = self.scaling.scale_x / self.scaling.scale_y
+        self.skip.copy_(weight * scale.double())
 
     def start_names(self) -> Sequence[str]:
         """Least squares if there is a skip."""
-        return super().start_names() if self.skip is None else ["linear"] * self.sites
+        if self.skip is None:
+            return super().start_names()
+        return ["linear"] * self.sites
 
     def options(self) -> dict[str, Any]:
         """The hidden widths, and whether there is a skip."""
@@ -117,12 +126,11 @@ class FreeForm(Aligner):
     ) -> None:
         super().__init__(sites, d_x, d_y)
         check_range(least=0, cycle=cycle)
-        self.parameters_wanted, self.cycle = parameters, cycle
+        self.parameters_wanted = parameters
+        self.cycle = cycle
         half = None if parameters is None else parameters // 2
-        self.there, self.back = (
-            MLP(sites, d_x, d_y, parameters=half),
-            MLP(sites, d_y, d_x, parameters=half),
-        )
+        self.there = MLP(sites, d_x, d_y, parameters=half)
+        self.back = MLP(sites, d_y, d_x, parameters=half)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
@@ -144,21 +152,29 @@ class FreeForm(Aligner):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU both ways, plus `cycle` times the squared round trips: (S,)."""
-        scale_x, scale_y = self.there.scaling.scale_x, self.there.scaling.scale_y
-        mapped, back = self.there(x), self.back(y)
-        loss = _mean_square((mapped - y) / scale_y) + _mean_square((back - x) / scale_x)
+        there = self.there(x)
+        back = self.back(y)
+        error = self._fvu_y(there, y) + self._fvu_x(back, x)
         if not self.cycle:
-            return loss
-        cycles = (self.back(mapped) - x) / scale_x, (self.there(back) - y) / scale_y
-        return loss + self.cycle * (_mean_square(cycles[0]) + _mean_square(cycles[1]))
+            return error
+        x_again = self.back(there)
+        y_again = self.there(back)
+        cycle = self._fvu_x(x_again, x) + self._fvu_y(y_again, y)
+        return error + self.cycle * cycle
+
+    def _fvu_x(self, found: Tensor, x: Tensor) -> Tensor:
+        """FVU of states that should be x, (S,)."""
+        residual = (found - x) / self.there.scaling.scale_x
+        return residual.square().mean((1, 2))
+
+    def _fvu_y(self, found: Tensor, y: Tensor) -> Tensor:
+        """FVU of states that should be y, (S,)."""
+        residual = (found - y) / self.there.scaling.scale_y
+        return residual.square().mean((1, 2))
 
     def options(self) -> dict[str, Any]:
         """The size and the weight of the round trips."""
         return {"parameters": self.parameters_wanted, "cycle": self.cycle}
-
-
-def _mean_square(errors: Tensor) -> Tensor:
-    return errors.square().mean((1, 2))
 
 
 def _width_for(parameters: int, d_x: int, d_y: int) -> int:
@@ -169,4 +185,5 @@ def _width_for(parameters: int, d_x: int, d_y: int) -> int:
             f"but got {parameters}."
         )
     b = d_x + d_y + 2
-    return max(1, round((-b + math.sqrt(b * b + 4 * (parameters - d_y))) / 2))
+    root = math.sqrt(b * b + 4 * (parameters - d_y))
+    return max(1, round((root - b) / 2))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
+from aligners.maps.matrices import identity_like, picked
 from aligners.similarity.algebra.moments import Moments, constant_features, squares
 
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
@@ -43,21 +44,25 @@ class OneSize(NamedTuple):
         if common:
             variance = variance.mean(-1, keepdim=True).expand_as(variance)
         sizes = torch.where(constant, 1.0, variance.sqrt())
-        return cls(sizes, cls(sizes, moments).divided(moments, ~constant))
+        return cls(sizes, _multiplied(moments, 1 / sizes * ~constant))
 
-    def divided(self, moments: Moments, varies: Tensor | None = None) -> Moments:
-        """Moments of other rows with X's features divided by the same sizes; zero where `varies` says no."""
-        factor = 1 / self.sizes
-        if varies is not None:
-            factor = factor * varies
-        xx = moments.xx * factor[:, :, None] * factor[:, None]
-        return moments._replace(
-            mean_x=moments.mean_x * factor, xx=xx, xy=moments.xy * factor[..., None]
-        )
+    def divided(self, moments: Moments) -> Moments:
+        """Moments of other rows with X's features divided by the same sizes."""
+        return _multiplied(moments, 1 / self.sizes)
 
     def undone(self, weight: Tensor) -> Tensor:
         """Turn a map (S, d_x, d_y) of the divided states into one of the states."""
         return weight / self.sizes[..., None]
+
+
+def _multiplied(moments: Moments, factor: Tensor) -> Moments:
+    """Moments of states whose features of X are multiplied by a factor each, (S, d_x)."""
+    rows = factor[:, :, None]
+    return moments._replace(
+        mean_x=moments.mean_x * factor,
+        xx=moments.xx * rows * factor[:, None],
+        xy=moments.xy * rows,
+    )
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
@@ -70,13 +75,15 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
     """
     alike = OneSize.of(moments)
     system = alike.moments.xx
-    same = torch.eye(system.shape[-1], dtype=torch.float64, device=system.device)
-    factor, failed = torch.linalg.cholesky_ex(system + ridge * same)
-    failed = (failed != 0) | (squares(system) == 0).all(-1)
+    penalised = system + ridge * identity_like(system)
+    factor, info = torch.linalg.cholesky_ex(penalised)
+    constant = (squares(system) == 0).all(-1)
+    failed = (info != 0) | constant
     if failed.any():
+        site = int(failed.nonzero()[0])
         raise UserError(
             "Least squares expects states of X that vary in every direction or a positive `ridge`; "
-            f"the system of site pair number {int(failed.nonzero()[0])} is singular at ridge {ridge:g}. "
+            f"the system of site pair number {site} is singular at ridge {ridge:g}. "
             "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
         )
     return alike.undone(torch.cholesky_solve(alike.moments.xy, factor))
@@ -104,8 +111,8 @@ def ridge_regression(
     Returns:
         W (S, d_x, d_y), and the ridge of each site, (S,).
     """
-    own = _ridge_regression(OneSize.of(moments), ridges, validation)
-    common = _ridge_regression(OneSize.of(moments, common=True), ridges, validation)
+    own = _Spectrum(OneSize.of(moments)).best(ridges, validation)
+    common = _Spectrum(OneSize.of(moments, common=True)).best(ridges, validation)
     better = common.error < own.error
     weight = torch.where(better[:, None, None], common.weight, own.weight)
     return weight, torch.where(better, common.ridge, own.ridge)
@@ -119,42 +126,76 @@ class _Regression(NamedTuple):
     error: Tensor
 
 
-def _ridge_regression(
-    alike: OneSize, ridges: Sequence[float], validation: Moments | None
-) -> _Regression:
-    """`ridge_regression` under one way of penalising."""
-    moments = alike.moments
-    values, vectors = torch.linalg.eigh(moments.xx)
-    level = values.mean(-1, keepdim=True)
-    varies = values > 1e-12 * level
-    values = torch.where(varies, values, level)
-    projected = vectors.mT @ moments.xy * varies[..., None]
-    added = torch.tensor(list(ridges), dtype=values.dtype, device=values.device)
-    shrinking = added[:, None, None] * level
-    kept, lost = values / (values + shrinking), shrinking / (values + shrinking)
-    if validation is not None:
-        error = _error_on(
-            alike.divided(validation), moments, vectors, projected, kept / values
-        )
-    else:
-        explained = projected.square().sum(-1) / values
-        total = squares(moments.yy).sum(-1, keepdim=True)
-        outside = total - explained.sum(-1, keepdim=True)
-        outside = torch.where(
-            outside > ROUNDING * total, outside, 0.0
-        )  # fewer rows than directions explain everything
-        residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
-        left = (
-            moments.n
-            - 1
-            - varies.sum(-1, keepdim=True)
-            + (lost * varies).sum(-1, keepdim=True)
-        )
-        error = torch.where(left > 0, residual / left.square(), torch.inf)[..., 0]
-    least = error.min(0)
-    kept = kept[least.indices, torch.arange(len(level), device=level.device)]
-    weight = alike.undone(vectors @ (projected * (kept / values)[..., None]))
-    return _Regression(weight, added[least.indices], least.values)
+class _Spectrum:
+    """Ridge regression under any ridge, from XᵀX = V diag(λ) Vᵀ: W = V diag(kept / λ) P with P = VᵀXᵀY.
+
+    Directions in which X does not vary have P = 0 and, in place of their λ, the mean of all.
+    """
+
+    def __init__(self, alike: OneSize) -> None:
+        self.alike = alike
+        self.moments = alike.moments
+        values, self.vectors = torch.linalg.eigh(self.moments.xx)
+        self.level = values.mean(-1, keepdim=True)
+        self.varies = values > 1e-12 * self.level
+        self.values = torch.where(self.varies, values, self.level)
+        projected = self.vectors.mT @ self.moments.xy
+        self.projected = projected * self.varies[..., None]
+
+    def best(self, ridges: Sequence[float], validation: Moments | None) -> _Regression:
+        """The map under the ridge with the least error: see `ridge_regression`."""
+        values = self.values
+        added = torch.tensor(list(ridges), dtype=values.dtype, device=values.device)
+        shrinking = added[:, None, None] * self.level
+        both = self.values + shrinking
+        kept = self.values / both
+        if validation is None:
+            errors = self._cross_validated(shrinking / both)
+        else:
+            errors = self._error_on(validation, kept / self.values)
+
+        error, chosen = errors.min(0)
+        factors = picked(kept, chosen) / self.values
+        shrunk = self.projected * factors[..., None]
+        weight = self.vectors @ shrunk
+        return _Regression(self.alike.undone(weight), added[chosen], error)
+
+    def _cross_validated(self, lost: Tensor) -> Tensor:
+        """The generalised cross-validation error of R ridges, (R, S), which lose these shares (R, S, d_x) of P."""
+        explained = self.projected.square().sum(-1) / self.values
+        total = squares(self.moments.yy).sum(-1)
+        outside = total - explained.sum(-1)
+        # fewer rows than directions explain everything
+        outside = torch.where(outside > ROUNDING * total, outside, 0.0)
+        given_up = explained * lost.square()
+        residual = outside + given_up.sum(-1)
+
+        directions = self.varies.sum(-1)
+        regained = (lost * self.varies).sum(-1)
+        left = self.moments.n - 1 - directions + regained
+        error = residual / left.square()
+        return torch.where(left > 0, error, torch.inf)
+
+    def _error_on(self, validation: Moments, factors: Tensor) -> Tensor:
+        """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
+
+        Args:
+            validation: of the validation rows.
+            factors: (R, S, d_x) f of R maps W = V diag(f) P.
+        """
+        other = self.alike.divided(validation)
+        shift_x = other.mean_x - self.moments.mean_x
+        shift_y = other.mean_y - self.moments.mean_y
+        total_x = (other.n * shift_x)[:, :, None]
+        xx = other.xx + total_x * shift_x[:, None]
+        xy = other.xy + total_x * shift_y[:, None]
+
+        back = self.vectors.mT
+        images = self.projected @ self.projected.mT
+        squared = back @ xx @ self.vectors * images
+        products = (back @ xy * self.projected).sum(-1)
+        quadratic = torch.einsum("rsi,sij->rsj", factors, squared) * factors
+        return (quadratic - 2 * products * factors).sum(-1)
 
 
 def ridge_path(
@@ -177,46 +218,19 @@ def ridge_path(
     alike = OneSize.of(moments, common)
     values, vectors = torch.linalg.eigh(alike.moments.xx)
     level = values.mean(-1, keepdim=True)[..., None]
+    values = values.clamp(min=0)[..., None]
     cross = alike.moments.xy
     if towards is not None:
         cross = cross - alike.moments.xx * alike.sizes[:, None] @ towards
     projected = vectors.mT @ cross
-    values = values.clamp(min=0)[..., None]
     for ridge in ridges:
-        weight = alike.undone(vectors @ (projected / (values + ridge * level)))
+        shrunk = projected / (values + ridge * level)
+        weight = alike.undone(vectors @ shrunk)
         yield weight if towards is None else weight + towards
 
 
-def _error_on(
-    validation: Moments,
-    moments: Moments,
-    vectors: Tensor,
-    projected: Tensor,
-    factors: Tensor,
-) -> Tensor:
-    """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
-
-    Args:
-        moments: of the fitting rows.
-        validation: of the validation rows.
-        vectors: (S, d_x, d_x) V.
-        projected: (S, d_x, d_y) P.
-        factors: (R, S, d_x) f of R maps W = V diag(f) P.
-    """
-    shift_x, shift_y = (
-        validation.mean_x - moments.mean_x,
-        validation.mean_y - moments.mean_y,
-    )
-    xx = validation.xx + validation.n * shift_x[:, :, None] * shift_x[:, None]
-    xy = validation.xy + validation.n * shift_x[:, :, None] * shift_y[:, None]
-    squares = vectors.mT @ xx @ vectors * (projected @ projected.mT)
-    products = (vectors.mT @ xy * projected).sum(-1)
-    quadratic = torch.einsum("rsi,sij->rsj", factors, squares) * factors
-    return (quadratic - 2 * products * factors).sum(-1)
-
-
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
-    """Argmin ‖XR − Y‖ over (semi-)orthogonal R: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
+    """The (semi-)orthogonal R with the least ‖XR − Y‖: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
 
     The rows leave R open where singular values of XᵀY are zero, as with fewer rows than neurons: see
     `determined_svd`.
@@ -244,23 +258,28 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     known = s > NULL * s[:, :1]
     if known.all():
         return u, s, vh
-    of_u, of_v = u * known[:, None], vh * known[..., None]
-    rest = torch.eye(*matrix.shape[-2:], dtype=u.dtype, device=u.device)
-    rest = rest - of_u @ (of_u.mT @ rest)
-    rest = rest - (rest @ of_v.mT) @ of_v
+
+    # the identity without the known directions, whose own directions fill the null spaces
+    known_u = u * known[:, None]
+    known_v = vh * known[..., None]
+    rest = identity_like(matrix)
+    rest = rest - known_u @ (known_u.mT @ rest)
+    rest = rest - (rest @ known_v.mT) @ known_v
     null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
-    place = (
-        torch.arange(s.shape[-1], device=s.device) - known.sum(-1, keepdim=True)
-    ).clamp(min=0)
-    null_u, null_v = (
-        null_u.take_along_dim(place[:, None], 2),
-        null_v.take_along_dim(place[..., None], 1),
-    )
-    return (
-        torch.where(known[:, None], u, null_u),
-        s,
-        torch.where(known[..., None], vh, null_v),
-    )
+
+    # the first of these stands after the last known one
+    numbers = torch.arange(s.shape[-1], device=s.device)
+    place = (numbers - known.sum(-1, keepdim=True)).clamp(min=0)
+    null_u = null_u.take_along_dim(place[:, None], 2)
+    null_v = null_v.take_along_dim(place[..., None], 1)
+    u = torch.where(known[:, None], u, null_u)
+    return u, s, torch.where(known[..., None], vh, null_v)
+
+
+def fixed_direction(like: Tensor) -> Tensor:
+    """A direction that no data have chosen, cos 1, cos 2, ..., cos d: (d,), for a tensor (..., d)."""
+    d = like.shape[-1]
+    return torch.arange(1.0, 1 + d, dtype=like.dtype, device=like.device).cos()
 
 
 def deviations(
@@ -275,24 +294,29 @@ def deviations(
     Raises:
         ValueError: a neuron, or all of a site, is constant over the rows or not finite.
     """
-    both = []
-    for name, mean, scatter in (
-        ("X", moments.mean_x, moments.xx),
-        ("Y", moments.mean_y, moments.yy),
-    ):
-        deviation = (squares(scatter) / moments.n).sqrt()
-        constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
-        bad = (
-            (constant.all(-1) | ~deviation.isfinite().all(-1))
-            if constant_neurons
-            else constant.any(-1)
-        )
-        if bad.any():
-            site = int(bad.nonzero()[0])
-            raise UserError(
-                f"Expected {'states' if constant_neurons else 'every neuron'} of {name} to vary over the fitting rows, "
-                f"but {int(constant[site].sum())} of {constant.shape[-1]} neurons are constant or not finite at site "
-                f"pair number {site}. Leave that site out (site 0 with `rows` 'cls'), or this map."
-            )
-        both.append(deviation)
-    return both[0], both[1]
+    x = (squares(moments.xx) / moments.n).sqrt()
+    y = (squares(moments.yy) / moments.n).sqrt()
+    _check_vary("X", x, moments.mean_x, constant_neurons)
+    _check_vary("Y", y, moments.mean_y, constant_neurons)
+    return x, y
+
+
+def _check_vary(
+    name: str, deviation: Tensor, mean: Tensor, constant_neurons: bool
+) -> None:
+    """Raise if neurons of one model do not vary at a site: all of them, or any unless `constant_neurons`."""
+    constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
+    if constant_neurons:
+        what = "states"
+        bad = constant.all(-1) | ~deviation.isfinite().all(-1)
+    else:
+        what = "every neuron"
+        bad = constant.any(-1)
+    if not bad.any():
+        return
+    site = int(bad.nonzero()[0])
+    raise UserError(
+        f"Expected {what} of {name} to vary over the fitting rows, but {int(constant[site].sum())} of "
+        f"{constant.shape[-1]} neurons are constant or not finite at site pair number {site}. Leave that site out "
+        "(site 0 with `rows` 'cls'), or this map."
+    )

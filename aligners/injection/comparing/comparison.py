@@ -37,8 +37,7 @@ from aligners.injection.comparing.verdict import (
 )
 from aligners.injection.scoring.scores import Row, Sums, mean_columns, per_text_sums
 from aligners.injection.scoring.task_scores import chosen, unit_losses
-from aligners.maps.linear import Affine, Procrustes, Ridge
-from aligners.maps.permutation import Permutation
+from aligners.maps.linear import Affine, Permutation, Procrustes, Ridge
 from aligners.maps.solvers import ridge_regression
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments

@@ -12,9 +12,8 @@ from torch.nn.functional import layer_norm
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA
-from aligners.maps.linear import Affine, Identity, Linear, Procrustes
+from aligners.maps.linear import Affine, Identity, Linear, Permutation, Procrustes
 from aligners.maps.mlp import MLP
-from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import moments_of
 
 SITES, ROWS, WIDTH = 2, 400, 12

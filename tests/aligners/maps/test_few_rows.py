@@ -14,9 +14,8 @@ from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import SVCCA
 from aligners.maps.inn import INN
-from aligners.maps.linear import Procrustes
+from aligners.maps.linear import Permutation, Procrustes
 from aligners.maps.mlp import MLP
-from aligners.maps.permutation import Permutation
 from aligners.maps.solvers import determined_svd
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moment_metrics import MomentsMetric

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
-from aligners.maps.invertible import AffineCoupling, feature_deviations
+from aligners.maps.invertible import AffineCoupling
 from aligners.maps.linear import Procrustes
 from aligners.maps.solvers import RIDGES, ridge_regression
+from aligners.maps.starting_maps import feature_deviations
 from aligners.similarity.algebra.moments import Moments, moments_of
 
 SITES, ROWS = 2, 40

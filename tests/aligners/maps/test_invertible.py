@@ -3,16 +3,9 @@ import torch
 from torch import Tensor
 
 from aligners.maps.inn import INN
-from aligners.maps.invertible import (
-    START_NAMES,
-    ShuffledHadamard,
-    Start,
-    TriangularPair,
-    calm_space,
-    invertible_start,
-    thinned,
-)
+from aligners.maps.invertible import ShuffledHadamard, TriangularPair
 from aligners.maps.solvers import RIDGES, least_squares, ridge_path, ridge_regression
+from aligners.maps.starting_maps import START_NAMES, Start, calm_space, invertible_start, thinned
 from aligners.similarity.algebra.moments import moments_of
 
 SITES, WIDTH = 2, 5

@@ -6,7 +6,7 @@ from tests.rows import fitted
 from tests.runs import related_rows
 from torch import Tensor
 
-from aligners.maps.permutation import Permutation
+from aligners.maps.linear import Permutation
 from aligners.similarity.algebra.moments import moments_of
 
 SITES = 2

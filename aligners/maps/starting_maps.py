@@ -1,0 +1,294 @@
+"""The linear map at which a bijection starts, and the space in which its training disturbs that map least."""
+
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aligners.maps.base import deviation
+from aligners.maps.matrices import batch_inverse, identity_like, picked
+from aligners.maps.solvers import (
+    RIDGES,
+    determined_svd,
+    fixed_direction,
+    procrustes_rotation,
+    ridge_regression,
+)
+from aligners.similarity.algebra.moments import Moments, squares
+
+Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
+
+RIGID: tuple[Start, ...] = ("identity", "procrustes")  # starts that stretch nothing
+
+# Least squares shrinks what it cannot predict, in the limit to zero, and a start needs a usable inverse.
+SMALLEST_SINGULAR_VALUE = 0.03
+
+# States after a LayerNorm do not vary in one direction: without a floor their covariance has no inverse square root.
+SMALLEST_VARIANCE = 1e-4
+
+# A feature with less than this share of the usual variance does not vary.
+NO_VARIANCE = 1e-12
+
+JUDGED = 0.5  # the share of the rows that candidates are judged on
+
+
+class StartingMap(NamedTuple):
+    """Where a bijection starts, between centred states divided by their model's root mean variance.
+
+    Attributes:
+        weight: M, (S, d, d).
+        inverse: M⁻¹, (S, d, d).
+        taken: the place in `START_NAMES` of the start that was taken, (S,).
+        error: its FVU on rows that it was not solved on, or the mean of both directions' FVU, (S,).
+    """
+
+    weight: Tensor
+    inverse: Tensor
+    taken: Tensor
+    error: Tensor
+
+    @property
+    def rigid(self) -> Tensor:
+        """Whether the map stretches nothing, (S,)."""
+        rigid = torch.tensor(list(map(START_NAMES.index, RIGID)))
+        return torch.isin(self.taken, rigid.to(self.taken))
+
+
+def invertible_start(moments: Moments, start: Start, both_ways: bool) -> StartingMap:
+    """Find each site's starting map.
+
+    `best` takes, site by site, the candidate with the least error on rows that it was not solved on: its FVU, plus that
+    of its inverse under `both_ways`. For this, each candidate is solved on one half of the rows and judged on the
+    other. The map that is returned is solved on all of them. `thinned` says how moments, which hold no rows, are split.
+
+    Args:
+        moments: moments of the fitting rows; the widths are equal.
+        start: the map.
+        both_ways: whether the error of the inverse counts.
+    """
+    moments = scaled_moments(moments)
+    solved, judged = thinned(moments, JUDGED)
+    names = START_NAMES if start == "best" else (start,)
+
+    candidates = []
+    candidate_errors = []
+    for name in names:
+        candidates.append(_SOLVERS[name](moments))
+        trial = _SOLVERS[name](solved)
+        candidate_errors.append(start_error(trial, judged, both_ways))
+
+    error, chosen = torch.stack(candidate_errors).min(0)
+    if both_ways:
+        error = error / 2
+    weight = picked(torch.stack(candidates), chosen)
+    numbers = torch.tensor(list(map(START_NAMES.index, names)))
+    taken = numbers.to(chosen)[chosen]
+    return StartingMap(weight, batch_inverse(weight), taken, error)
+
+
+def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the space in which steps of matrices move a map and its inverse least, where the map starts at M.
+
+    A step changes all entries of a matrix alike. To a state xA of that space it adds noise of one size in every
+    direction, in proportion to the state's norm. Y's space sees this noise through A⁻¹M; X's space, on the way back,
+    through A⁻¹. Both together are least, per size of step, where A Aᵀ is the geometric mean of Σ⁻¹ and I + M Mᵀ: the
+    symmetric W with W Σ W = I + M Mᵀ. (By Cauchy and Schwarz, tr(W Σ) · tr(W⁻¹ (I + M Mᵀ)) is then least.)
+
+    Args:
+        moments: of the fitting rows; Σ is the covariance of x, divided by its mean variance.
+        start: M, (S, d, d).
+        rigid: (S,) where M stretches nothing, and so amplifies nothing: there A is I.
+
+    Returns:
+        A (S, d, d), symmetric, which gives states of mean variance 1, and A⁻¹ (S, d, d).
+    """
+    moments = scaled_moments(moments)
+    covariance = moments.xx / moments.n
+    same = identity_like(start)
+
+    root, inverse_root = _roots(covariance)
+    both = same + start @ start.mT
+    middle, _ = _roots(root @ both @ root)
+    into, out_of = _roots(inverse_root @ middle @ inverse_root)
+
+    total_variance = (into * (covariance @ into)).sum((1, 2), keepdim=True)
+    scale = (total_variance / start.shape[-1]).sqrt()
+    stretched = ~rigid[:, None, None]
+    return (
+        torch.where(stretched, into / scale, same),
+        torch.where(stretched, out_of * scale, same),
+    )
+
+
+def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
+    """Split the moments of n rows in two, as if those of some rows had been gathered apart.
+
+    The scatter of n normal rows is a Wishart matrix with n − 1 degrees of freedom, T = L Lᵀ. For B from the matrix beta
+    distribution, L B Lᵀ and T − L B Lᵀ are independent Wishart matrices (Muirhead 1982, "Aspects of Multivariate
+    Statistical Theory", section 3.3): just what two sets of rows would give. The draw is the same at every site and in
+    every run. Where rows are alike, as neighbours in a text are, so are the two sets, as after a random split.
+
+    Args:
+        moments: of n rows, at least 2.
+        share: of the rows in the second set.
+
+    Returns:
+        The moments of the two sets, with the means of all rows.
+    """
+    freedom = int(moments.n) - 1
+    second = max(1, round(share * freedom))
+    first = max(1, freedom - second)
+    width = moments.xx.shape[-1] + moments.yy.shape[-1]
+    rank = min(width, freedom)
+
+    draw = np.random.default_rng(0)
+    of_first = _scatter(first, rank, draw).to(moments.xx)
+    of_second = _scatter(second, rank, draw).to(moments.xx)
+    factor = torch.linalg.cholesky(of_first + of_second)
+    root = _joint_root(moments, rank)
+    return (
+        _part(moments, root, factor, of_first, first),
+        _part(moments, root, factor, of_second, second),
+    )
+
+
+def _scatter(rows: int, width: int, draw: np.random.Generator) -> Tensor:
+    """The sum of z zᵀ over so many standard normal rows z, (width, width).
+
+    Of many rows only its Cholesky factor is drawn (Bartlett 1933, "On the theory of statistical regression").
+    """
+    if rows < width:
+        drawn = draw.standard_normal((rows, width))
+        return torch.from_numpy(drawn.T @ drawn)
+    factor = np.zeros((width, width))
+    below = np.tril_indices(width, -1)
+    factor[below] = draw.standard_normal(len(below[0]))
+    freedom = rows - np.arange(width)
+    np.fill_diagonal(factor, np.sqrt(draw.chisquare(freedom)))
+    return torch.from_numpy(factor @ factor.T)
+
+
+def _joint_root(moments: Moments, rank: int) -> Tensor:
+    """R (S, d_x + d_y, rank) with R Rᵀ the joint scatter of x and y."""
+    upper = torch.cat((moments.xx, moments.xy), 2)
+    lower = torch.cat((moments.xy.mT, moments.yy), 2)
+    values, vectors = torch.linalg.eigh(torch.cat((upper, lower), 1))
+    # rounding chooses the signs of eigenvectors: fix them
+    signs = (fixed_direction(values) @ vectors).sign()
+    vectors = vectors * signs[:, None]
+    sizes = values[..., -rank:].clamp(min=0).sqrt()
+    return vectors[..., -rank:] * sizes[:, None]
+
+
+def _part(
+    moments: Moments, root: Tensor, factor: Tensor, scatter: Tensor, freedom: int
+) -> Moments:
+    """The moments of one of the two sets: R B Rᵀ, where B = F⁻¹ `scatter` F⁻ᵀ."""
+    half = torch.linalg.solve_triangular(factor, scatter, upper=False)
+    beta = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+    joint = root @ beta @ root.mT
+    d = moments.xx.shape[-1]
+    return moments._replace(
+        n=torch.full_like(moments.n, freedom + 1),
+        xx=joint[:, :d, :d],
+        yy=joint[:, d:, d:],
+        xy=joint[:, :d, d:],
+    )
+
+
+def scaled_moments(moments: Moments) -> Moments:
+    """Moments of states divided by their root mean variance."""
+    x = deviation(moments.xx, moments.n)
+    y = deviation(moments.yy, moments.n)
+    return moments._replace(
+        xx=moments.xx / x.square(), yy=moments.yy / y.square(), xy=moments.xy / (x * y)
+    )
+
+
+def _identity(moments: Moments) -> Tensor:
+    """I, at every site."""
+    return identity_like(moments.xx).expand_as(moments.xx)
+
+
+def _procrustes(moments: Moments) -> Tensor:
+    """The orthogonal map with the least error."""
+    rotation, _ = procrustes_rotation(moments)
+    return rotation
+
+
+def _linear(moments: Moments) -> Tensor:
+    """Least squares, the smallest singular values raised, between states whose features have one size."""
+    of_x = feature_deviations(moments.xx)[..., None]
+    of_y = feature_deviations(moments.yy)[:, None]
+    weight, _ = ridge_regression(moments, RIDGES)
+    u, s, vh = determined_svd(weight * of_x / of_y)
+    raised = s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])
+    return u * raised[:, None] @ vh / of_x * of_y
+
+
+def _covariance(moments: Moments) -> Tensor:
+    """Find the map with the least error both ways among those that turn X's covariance into Y's.
+
+    M = Σ_x^(−1/2) R Σ_y^(1/2), R orthogonal. The cross terms of both errors, each relative to its total variance (d on
+    scaled states), are linear in R: R = U Vᵀ of the SVD of Σ_x^(−1/2) Σ_xy Σ_y^(1/2) + Σ_x^(1/2) Σ_xy Σ_y^(−1/2).
+    """
+    root_x, inverse_x = _roots(moments.xx / moments.n)
+    root_y, inverse_y = _roots(moments.yy / moments.n)
+    cross = moments.xy / moments.n
+    there = inverse_x @ cross @ root_y
+    back = root_x @ cross @ inverse_y
+    u, _, vh = determined_svd(there + back)
+    return inverse_x @ u @ vh @ root_y
+
+
+_SOLVERS = {
+    "identity": _identity,
+    "procrustes": _procrustes,
+    "linear": _linear,
+    "covariance": _covariance,
+}
+
+START_NAMES: tuple[Start, ...] = get_args(Start)[: len(_SOLVERS)]
+
+
+def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ^(1/2) and Σ^(−1/2), small variances raised.
+
+    They are raised between features of one size: next to a feature of 10,000 times the others' size, these would all
+    be small.
+    """
+    sizes = feature_deviations(covariance)
+    both = sizes[..., None] * sizes[:, None]
+    values, vectors = torch.linalg.eigh(covariance / both)
+    values = values.clamp(min=SMALLEST_VARIANCE)
+    raised = vectors * values[:, None] @ vectors.mT
+
+    values, vectors = torch.linalg.eigh(raised * both)
+    root = values.sqrt()[:, None]
+    return vectors * root @ vectors.mT, vectors / root @ vectors.mT
+
+
+def feature_deviations(scatter: Tensor) -> Tensor:
+    """The root of each feature's sum of squares, (S, d); of one that does not vary the root of the median of all."""
+    variance = squares(scatter)
+    median = variance.median(-1, keepdim=True).values
+    usual = torch.where(median > 0, median, variance.mean(-1, keepdim=True))
+    varies = variance > NO_VARIANCE * usual
+    return torch.where(varies, variance, usual).sqrt()
+
+
+def start_error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
+    """FVU of x ↦ x W from moments, plus that of its inverse under `both_ways`, (S,)."""
+    error = _fvu(weight, moments)
+    if both_ways:
+        error = error + _fvu(batch_inverse(weight), moments.swap())
+    return error
+
+
+def _fvu(weight: Tensor, moments: Moments) -> Tensor:
+    """FVU of x ↦ x W from moments, (S,)."""
+    total = squares(moments.yy).sum(-1)
+    mapped = (weight * (moments.xx @ weight)).sum((1, 2))
+    shared = (weight * moments.xy).sum((1, 2))
+    return 1 + (mapped - 2 * shared) / total
