@@ -16,10 +16,25 @@ if TYPE_CHECKING:
     from aligners.api.model_updates import *
 
 __all__ = [
-    *array_maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",
-    "TextSource", "carry", "compare", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
+    *array_maps.__all__,
+    *measures.__all__,
+    "Artefact",
+    "Dictionary",
+    "Direction",
+    "Head",
+    "Injected",
+    "Steered",
+    "TextSource",
+    "carry",
+    "compare",
+    "inject",
+    "load",
+    "load_texts",
+    "read_artefacts",
+    "states",
+    "steer",
     "write_artefact",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,21 @@ from aligners.maps.starting_maps import Start
 from aligners.similarity.algebra.moments import Moments, moments_of
 
 __all__ = [
-    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "ArrayMap", "Identity", "Linear", "Mean", "NotFittedError", "Permutation",
-    "Procrustes", "Ridge", "TrainedMap",
-]  # fmt: skip
+    "CCA",
+    "INN",
+    "MLP",
+    "PWCCA",
+    "SVCCA",
+    "ArrayMap",
+    "Identity",
+    "Linear",
+    "Mean",
+    "NotFittedError",
+    "Permutation",
+    "Procrustes",
+    "Ridge",
+    "TrainedMap",
+]
 
 
 class Linear(ArrayMap, aligner=banks.Linear):

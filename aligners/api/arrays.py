@@ -82,6 +82,22 @@ def rows(
         if name == "y" and tensor.ndim == 1:
             tensor = tensor[:, None]
         tensors.append(tensor)
+
+    found_width = _width_of(tensors, name)
+    if width not in (None, found_width):
+        raise UserError(
+            f"Expected `{name}` of width {width}, that of the rows that the map was fitted on, but got "
+            f"{found_width}. Give states of the same model and site."
+        )
+    stacked = torch.stack(tensors)
+    _check_finite(stacked, name)
+    if stacked.dtype in (torch.float16, torch.bfloat16):
+        return stacked.float()
+    return stacked
+
+
+def _width_of(tensors: Sequence[Tensor], name: str) -> int:
+    """The width d of rows (N, d), which have to be of one shape at all sites."""
     shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     if len(shapes) != 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
         raise UserError(
@@ -89,23 +105,23 @@ def rows(
             f"several, but got {' and '.join(map(str, shapes)) or 'no site'}. Reshape your data: `{name}[None]` makes "
             f"a row of a vector. {SPARSE}"
         )
-    if width not in (None, shapes[0][1]):
-        raise UserError(
-            f"Expected `{name}` of width {width}, that of the rows that the map was fitted on, but got "
-            f"{shapes[0][1]}. Give states of the same model and site."
-        )
-    tensor = torch.stack(tensors)
-    bad = int((~tensor.isfinite()).any(-1).sum())
-    if bad:
-        kinds = {"NaN": tensor.isnan(), "infinite values": tensor.isinf()}
-        found = " and ".join(kind for kind, where in kinds.items() if where.any())
-        raise UserError(
-            f"Expected `{name}` to be finite, but {bad} of its {tensor.shape[:2].numel()} rows hold {found}. Leave "
-            "these rows out on both sides."
-        )
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        return tensor.float()
-    return tensor
+    return shapes[0][1]
+
+
+def _check_finite(stacked: Tensor, name: str) -> None:
+    """Raise if rows (S, N, d) hold NaN or infinity."""
+    bad = int((~stacked.isfinite()).any(-1).sum())
+    if not bad:
+        return
+    found = []
+    if stacked.isnan().any():
+        found.append("NaN")
+    if stacked.isinf().any():
+        found.append("infinite values")
+    raise UserError(
+        f"Expected `{name}` to be finite, but {bad} of its {stacked.shape[:2].numel()} rows hold "
+        f"{' and '.join(found)}. Leave these rows out on both sides."
+    )
 
 
 def rows_of_both(x: Array, y: Array) -> tuple[Tensor, Tensor]:

@@ -286,22 +286,7 @@ class ArrayMap:
         if not stored.maps.get(route):
             stored = load_bank(path, arrays=True)  # to say what there is
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
-        held = {
-            key: bank
-            for key, bank in stored.maps[route].items()
-            if isinstance(bank, kind)
-        }
-        if not held:
-            classes = ", ".join(
-                type(bank).__name__ for bank in stored.maps[route].values()
-            )
-            raise UserError(
-                f"Expected {path} to hold a map of class {kind.__name__}, but got {classes}."
-            )
-        if name is None and len(held) == 1:
-            name = next(iter(held))
-        check_known(held, name=name or "")
-        bank = held[cast(str, name)]
+        bank = _one_map(stored.maps[route], kind, name, path)
 
         if stored.moments is None:
             mean_y = stored.spread[route]["mean"]
@@ -309,10 +294,10 @@ class ArrayMap:
             mean_y = stored.moments.mean_y
         else:
             mean_y = stored.moments.swap().mean_y
-        ready = cast(Self, _estimator(bank, stored.data.get("options", bank.options())))
-        ready._keep(
-            bank, mean_y, _sites_of(stored, route), None, stored.data.get("columns", ())
-        )
+        options = stored.data.get("options", bank.options())
+        columns = stored.data.get("columns", ())
+        ready = cast(Self, _estimator(bank, options))
+        ready._keep(bank, mean_y, _sites_of(stored, route), None, columns)
         return ready
 
     def __sklearn_tags__(self) -> Any:
@@ -421,6 +406,23 @@ def _estimator(bank: Aligner, options: Mapping[str, Any]) -> ArrayMap:
     if bank.closed_form:
         return ArrayMap(type(bank), **options)
     return TrainedMap(type(bank), **options)
+
+
+def _one_map(
+    maps: Mapping[str, Aligner], kind: type[Aligner], name: str | None, path: Any
+) -> Aligner:
+    """The map of a class and, where there are several, of a name."""
+    held = {key: bank for key, bank in maps.items() if isinstance(bank, kind)}
+    if not held:
+        classes = ", ".join(type(bank).__name__ for bank in maps.values())
+        raise UserError(
+            f"Expected {path} to hold a map of class {kind.__name__}, but got {classes}."
+        )
+    if name is None and len(held) == 1:
+        return next(iter(held.values()))
+    name = name or ""
+    check_known(held, name=name)
+    return held[name]
 
 
 def _sites_of(stored: "StoredBank", route: str) -> list[Hashable] | None:

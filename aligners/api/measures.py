@@ -22,10 +22,26 @@ from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.retrieval import retrieval_scores
 
 __all__ = [
-    "Retrieved", "cca", "cka", "mean_minibatch_cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca",
-    "pwcca_standardised", "r2", "r2_cca", "r2_svcca", "rbf_cka", "retrieval", "rsa", "svcca", "svcca_standardised",
+    "Retrieved",
+    "cca",
+    "cka",
+    "mean_minibatch_cka",
+    "measure",
+    "minibatch_cka",
+    "mixedsim",
+    "neuronsim",
+    "pwcca",
+    "pwcca_standardised",
+    "r2",
+    "r2_cca",
+    "r2_svcca",
+    "rbf_cka",
+    "retrieval",
+    "rsa",
+    "svcca",
+    "svcca_standardised",
     "unbiased_cka",
-]  # fmt: skip
+]
 
 
 def _one(formula: Callable[..., Tensor], x: Array, y: Array, **options: Any) -> float:

@@ -1,7 +1,7 @@
 """States of models as arrays, and injection: from names, folders or loaded models, and texts."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -92,18 +92,7 @@ def load(
     if isinstance(model, FrozenModel):
         return model
     if isinstance(model, tuple) and len(model) == 2:
-        if not isinstance(model[0], PreTrainedModel):
-            kind = type(model[0])
-            raise UserError(
-                f"Expected (model, tokenizer) with a model of `transformers`, but got a {kind.__name__} of "
-                f"{kind.__module__.split('.')[0]}: its blocks are other modules. Give the model of `transformers` that "
-                "it was made of, or its name."
-            )
-        name = getattr(model[0], "name_or_path", "") or type(model[0]).__name__
-        frozen = FrozenModel(*model, name=name)
-        for caution in frozen.cautions:
-            logger.warning(caution)
-        return frozen
+        return _frozen(*model)
     if not isinstance(model, (str, Path)):
         raise UserError(
             f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "
@@ -114,11 +103,33 @@ def load(
     return models.loaded[0].to(device)
 
 
+def _frozen(model: Any, tokenizer: PreTrainedTokenizerBase) -> FrozenModel:
+    """A loaded model and its tokenizer, frozen in place; the log has its cautions."""
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model)
+        raise UserError(
+            f"Expected (model, tokenizer) with a model of `transformers`, but got a {kind.__name__} of "
+            f"{kind.__module__.split('.')[0]}: its blocks are other modules. Give the model of `transformers` that "
+            "it was made of, or its name."
+        )
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    frozen = FrozenModel(model, tokenizer, name=name)
+    for caution in frozen.cautions:
+        logger.warning(caution)
+    return frozen
+
+
 @torch.no_grad()
 def states(
-    model: Model | list[Model], texts: Sequence[str], site: int | Sequence[int], *, rows: str = "tokens",
-    batch_size: int = 32, max_length: int = 128, far_rows: FarRows = "keep",
-) -> Any:  # fmt: skip
+    model: Model | list[Model],
+    texts: Sequence[str],
+    site: int | Sequence[int],
+    *,
+    rows: str = "tokens",
+    batch_size: int = 32,
+    max_length: int = 128,
+    far_rows: FarRows = "keep",
+) -> Any:
     """States of a model at a site, or at several: one row for each real token, word or text, in the texts' order.
 
     Two models of one tokenizer have their tokens in one order. Those of others can be compared word by word: read them
@@ -155,26 +166,9 @@ def states(
             frozen.check_site(place, "site")
     check_known(get_args(FarRows), far_rows=far_rows)
 
-    parts: list[list[Tensor]] = [[] for _ in models]
-    first: list[Tensor] = []
-    for batch in _batches(models, texts, None, batch_size, max_length, words=words):
-        one_tokenizer = all(inputs is batch.inputs_x for inputs in batch.inputs)
-        if rows == "tokens" and not one_tokenizer:
-            raise UserError(
-                f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}."
-            )
-        selected = rows_of_each(batch, RowKind(rows))
-        for part, frozen, inputs, places in zip(
-            parts, models, batch.inputs, selected, strict=True
-        ):
-            placed = {name: value.to(frozen.device) for name, value in inputs.items()}
-            read = read_rows(frozen, placed, sites, places.to(frozen.device))
-            _check_finite(frozen, sites, read)
-            part.append(read)
-        first.append(selected[0].place == 0)
-
-    every = [torch.cat(part, 1) for part in parts]
-    far = _far(models, every, torch.cat(first), sites, far_rows)
+    batches = _batches(models, texts, None, batch_size, max_length, words=words)
+    every, first = _read_batches(models, batches, sites, rows)
+    far = _far(models, every, first, sites, far_rows)
     if far_rows == "leave_out":
         every = [read[:, ~far.to(read.device)] for read in every]
     if isinstance(site, int):
@@ -182,6 +176,37 @@ def states(
     if isinstance(model, list):
         return every
     return every[0]
+
+
+def _read_batches(
+    models: Sequence[FrozenModel],
+    batches: Iterator[TextBatch],
+    sites: Sequence[int],
+    rows: str,
+) -> tuple[list[Tensor], Tensor]:
+    """The rows (S, N, d) of each model, and which of them, (N,), are the first of their texts."""
+    parts: list[list[Tensor]] = [[] for _ in models]
+    first = []
+    for batch in batches:
+        tokenizers = {id(inputs) for inputs in batch.inputs}
+        if rows == "tokens" and len(tokenizers) > 1:
+            raise UserError(
+                f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}."
+            )
+        selected = rows_of_each(batch, RowKind(rows))
+        first.append(selected[0].place == 0)
+        for number, frozen in enumerate(models):
+            inputs = _on(frozen.device, batch.inputs[number])
+            places = selected[number].to(frozen.device)
+            read = read_rows(frozen, inputs, sites, places)
+            _check_finite(frozen, sites, read)
+            parts[number].append(read)
+    return [torch.cat(part, 1) for part in parts], torch.cat(first)
+
+
+def _on(device: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch's tensors on a device."""
+    return {name: value.to(device) for name, value in inputs.items()}
 
 
 def _far(
@@ -269,16 +294,20 @@ def inject(
     mapped = map.transform if isinstance(map, ArrayMap) else map
 
     reaches = []
-    read = partial(
-        states, batch_size=batch_size, max_length=max_length, far_rows=far_rows
-    )
     for frozen, place in ((source, of_x), (target, of_y)):
-        sample = read(frozen, texts[:SAMPLE_TEXTS], [place])  # which says what is far
+        sample = states(
+            frozen,
+            texts[:SAMPLE_TEXTS],
+            [place],
+            batch_size=batch_size,
+            max_length=max_length,
+            far_rows=far_rows,
+        )  # which says what is far
         if far_rows == "leave_out":
             reaches.append((frozen, place, Reach.of(sample)))
 
     n = 0
-    sums = dict[str, Any]()
+    sums: dict[str, Any] = {}
     for batch in _batches([target], texts, labels, batch_size, max_length):
         if not sums:
             _self_test(target, batch)
@@ -286,13 +315,17 @@ def inject(
             check_labels(target, batch.labels, "labels")
         elif not scored:  # how well they answer is not said
             batch = replace(batch, labels=torch.zeros_like(batch.text))
-        task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(
-            target.device
-        )
+        task = task_batch(batch, target, masked_share=masked_share, seed=seed)
+        task = task.to(target.device)
         scores = _scores(source, target, (of_x, of_y), mapped, task, reaches)
         for name, values in scores.items():
             sums[name] = sums.get(name, 0) + values.double().sum()
         n += len(task.targets)
+    return _means(sums, n, scored=scored)
+
+
+def _means(sums: Mapping[str, Tensor], n: int, *, scored: bool) -> Injected:
+    """Means over `n` answers; only the agreement where no truth is known."""
     if not n:
         raise UserError(
             "Expected `texts` of two tokens or more, but all have only one. Give longer texts."
@@ -307,19 +340,21 @@ def inject(
 
 def _self_test(model: FrozenModel, batch: TextBatch) -> None:
     """Raise unless injecting what was read changes nothing on a few texts."""
-    few = {
-        name: part[:SELF_TEST].to(model.device) for name, part in batch.inputs_x.items()
-    }
-    model.self_test(few)
+    few = {name: part[:SELF_TEST] for name, part in batch.inputs_x.items()}
+    model.self_test(_on(model.device, few))
 
 
 Reaches = Sequence[tuple[FrozenModel, int, Reach]]  # what is far for a model at a site
 
 
 def _scores(
-    source: FrozenModel, target: FrozenModel, site: tuple[int, int], mapped: Callable[[Tensor], Tensor],
-    task: TaskBatch, reaches: Reaches,
-) -> dict[str, Tensor]:  # fmt: skip
+    source: FrozenModel,
+    target: FrozenModel,
+    site: tuple[int, int],
+    mapped: Callable[[Tensor], Tensor],
+    task: TaskBatch,
+    reaches: Reaches,
+) -> dict[str, Tensor]:
     """What stands for each unit of a batch, a text or a token, in the fields of `Injected`."""
     rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
     states = mapped(rows.to(source.device)).to(target.device)
@@ -329,14 +364,14 @@ def _scores(
             f"{tuple(states.shape)}."
         )
     for model, at, reach in reaches:
-        far = reach.beyond(read_rows(model, task.inputs, [at], task.rows)).to(
-            states.device
-        )
+        read = read_rows(model, task.inputs, [at], task.rows)
+        far = reach.beyond(read).to(states.device)
         own = read_rows(target, task.inputs, [site[1]], task.rows)[0]
         states = own.where(far[:, None], states)
+
     own_logits = chosen(target.logits(task.inputs), task.targets)
-    logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
     native = unit_answers(own_logits, task.targets)
+    logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
     injected = unit_answers(chosen(logits, task.targets), task.targets)
     return {
         "loss": injected.loss,
@@ -381,9 +416,14 @@ def _check(
 
 
 def _batches(
-    models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, size: int, longest: int, *,
+    models: Sequence[FrozenModel],
+    texts: Sequence[str],
+    labels: Sequence[int] | None,
+    size: int,
+    longest: int,
+    *,
     words: bool = False,
-) -> Iterator[TextBatch]:  # fmt: skip
+) -> Iterator[TextBatch]:
     """The texts in their order, tokenised and padded, `size` at a time; see `tokenised`."""
     check_range(least=1, batch_size=size)
     tokens, _ = tokenised(models, texts, labels, longest, words=words)
@@ -402,9 +442,13 @@ def _check_finite(model: FrozenModel, sites: Sequence[int], rows: Tensor) -> Non
 
 
 def tokenised(
-    models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, longest: int, *,
+    models: Sequence[FrozenModel],
+    texts: Sequence[str],
+    labels: Sequence[int] | None,
+    longest: int,
+    *,
     words: bool = False,
-) -> tuple[TokenisedTexts, datasets.Dataset]:  # fmt: skip
+) -> tuple[TokenisedTexts, datasets.Dataset]:
     """The texts in their order, as tokens of every model and as a table.
 
     Args:
@@ -426,25 +470,40 @@ def tokenised(
     if labels is not None:
         columns["label"] = [int(label) for label in labels]
     split = datasets.Dataset.from_dict(columns)
-    length = min(longest, *(model.max_length or longest for model in models))
-    tokenizers: list[
-        PreTrainedTokenizerBase
-    ] = []  # one object for those that make the same tokens
+    length = longest
+    for model in models:
+        length = min(length, model.max_length or length)
+    tokenizers: list[PreTrainedTokenizerBase] = []
     for model in models:
         if model.tokenizer is None:
             raise UserError(
                 f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer)."
             )
-        same = [
-            t for t in tokenizers if same_tokens(t, model.tokenizer, [split], length)
-        ]
-        tokenizers.append(same[0] if same else model.tokenizer)
+        tokenizers.append(_one_for_all(model.tokenizer, tokenizers, split, length))
 
+    tables: dict[int, Any] = {}
     with _without_bars():
-        tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
-    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
+        for tokenizer in tokenizers:
+            if id(tokenizer) not in tables:
+                table = tokenise(split, tokenizer, length, words=words)
+                tables[id(tokenizer)] = table
+    of_each = [tables[id(tokenizer)] for tokenizer in tokenizers]
+    tokens = TokenisedTexts(of_each, tokenizers)
     tokens.check_vocabulary(models, "given")
     return tokens, split
+
+
+def _one_for_all(
+    tokenizer: PreTrainedTokenizerBase,
+    known: Sequence[PreTrainedTokenizerBase],
+    split: datasets.Dataset,
+    length: int,
+) -> PreTrainedTokenizerBase:
+    """The first known tokenizer that makes the same tokens of the texts, or else this one."""
+    for other in known:
+        if same_tokens(other, tokenizer, [split], length):
+            return other
+    return tokenizer
 
 
 def _check_texts(texts: Any) -> None:

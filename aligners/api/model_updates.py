@@ -19,16 +19,33 @@ from aligners.probing.artefacts.artefact_files import read_artefacts, write_arte
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 
 __all__ = [
-    "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "read_artefacts", "steer",
+    "Artefact",
+    "Dictionary",
+    "Direction",
+    "Head",
+    "Steered",
+    "carry",
+    "compare",
+    "read_artefacts",
+    "steer",
     "write_artefact",
-]  # fmt: skip
+]
 
 
 def compare(
-    old: Model, new: Model, texts: Sequence[str], *, labels: Sequence[int] | None = None, rows: str = "tokens",
-    sites: str | Sequence[str | int] = "all", maps: Sequence[str] = MAPS, costs: int = 0, batch_size: int = 32,
-    max_length: int = 128, seed: int = 0,
-) -> Compared:  # fmt: skip
+    old: Model,
+    new: Model,
+    texts: Sequence[str],
+    *,
+    labels: Sequence[int] | None = None,
+    rows: str = "tokens",
+    sites: str | Sequence[str | int] = "all",
+    maps: Sequence[str] = MAPS,
+    costs: int = 0,
+    batch_size: int = 32,
+    max_length: int = 128,
+    seed: int = 0,
+) -> Compared:
     """Say what has changed between two models: nothing beyond rounding, only coordinates, or from which block on.
 
     Maps are fitted on every other text, and everything is measured on those between them.
@@ -136,11 +153,19 @@ class Steered(NamedTuple):
 
 
 def steer(
-    model: Model, directions: Direction | Mapping[str, Direction], texts: Sequence[str], *,
-    words: tuple[Sequence[str], Sequence[str]] = ((), ()), probe: Artefact | None = None,
-    alphas: Sequence[float] = steering.ALPHAS, equal_kl: Sequence[float] = steering.LEVELS, random: int = 3,
-    batch_size: int = 16, max_length: int = 128, seed: int = 0,
-) -> Steered:  # fmt: skip
+    model: Model,
+    directions: Direction | Mapping[str, Direction],
+    texts: Sequence[str],
+    *,
+    words: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    probe: Artefact | None = None,
+    alphas: Sequence[float] = steering.ALPHAS,
+    equal_kl: Sequence[float] = steering.LEVELS,
+    random: int = 3,
+    batch_size: int = 16,
+    max_length: int = 128,
+    seed: int = 0,
+) -> Steered:
     """Add directions to the states of a causal language model at every token, and measure what it answers.
 
     Args:
@@ -161,14 +186,9 @@ def steer(
             neither words nor a probe are given.
     """
     frozen = load(model)
-    named = directions
-    if not isinstance(named, Mapping):
-        named = {named.name: named}
-    given, sites = list[steering.Direction](), set[int]()
-    for name, one in named.items():
-        role = "carried" if one.site in sites else "native"
-        given.append(steering.Direction(name, one.site, one.tensors["vector"], role))
-        sites.add(one.site)
+    if not isinstance(directions, Mapping):
+        directions = {directions.name: directions}
+    given = _with_roles(directions)
     given += steering.random_directions(given, random, seed)
 
     steered = steering.Steering(frozen, given, alphas, words, cast(Any, probe))
@@ -176,8 +196,20 @@ def steer(
     batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
     steered.measure_units(batches)
     sums = [steered.sums(batch) for batch in batches]
-    table = {
-        name: torch.cat([part[name] for part in sums], -1).cpu() for name in sums[0]
-    }
-    equal = steering.at_equal_cost(steered, table, equal_kl, seed)
-    return Steered(steering.curve(steered, table, seed), equal)
+    table = {}
+    for name in sums[0]:
+        table[name] = torch.cat([part[name] for part in sums], -1).cpu()
+    curve = steering.curve(steered, table, seed)
+    return Steered(curve, steering.at_equal_cost(steered, table, equal_kl, seed))
+
+
+def _with_roles(directions: Mapping[str, Direction]) -> list[steering.Direction]:
+    """Directions to steer by: the first of a site is native, the others are carried there."""
+    given = []
+    sites: set[int] = set()
+    for name, one in directions.items():
+        role = "carried" if one.site in sites else "native"
+        vector = one.tensors["vector"]
+        given.append(steering.Direction(name, one.site, vector, role))
+        sites.add(one.site)
+    return given

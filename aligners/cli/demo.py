@@ -3,13 +3,16 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from aligners.cli import table
 from aligners.cli.endings import early_endings
 from aligners.cli.log import log_to
 from aligners.files.yaml_tables import table_beside
 from aligners.progress import tell
+from aligners.reports.report import Row
 
 STEPS = table_beside(__file__, "demo.yaml")
 IMPORTS = 7.0  # seconds that the imports take where a step takes its `seconds`
@@ -26,43 +29,48 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         "Maps the hidden states of one small language model to those of another, which then runs on them."
     )
     tell(f"Results, and a log of what is printed here: {folder}")
-    begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
+    begun = time.monotonic()
+    steps, reports = STEPS[kind], []
+    done, left = IMPORTS, 0.0
+    for step in steps:
+        left += step["seconds"]
     table.import_first()
-    from aligners.cli.cells.running import end_run
     from aligners.reports.runs.demo_report import demo_words
-    from aligners.reports.screen import open_where_there_is_a_desktop
 
     for number, step in enumerate(steps, 1):
-        left = time_left(
-            sum(step["seconds"] for step in steps[number - 1 :]),
-            done,
-            time.monotonic() - begun,
-        )
-        tell(
-            f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all."
-        )
-        run = folder / step["run"]
-        script, *words = (
-            word.format(folder=folder) for word in step["command"].split()
-        )
-        try:
-            table.run_script(script, [*words, "--run", str(run)])
-        finally:
-            end_run(run)
+        wait = time_left(left, done, time.monotonic() - begun)
+        about = step["about"]
+        tell(f"\nStep {number} of {len(steps)}: {about}. About {wait} left in all.")
+        rows = _run_step(step, folder)
         done += step["seconds"]
-        if script == "evaluate":
-            reports.append(
-                json.loads((run / "report.json").read_text(encoding="utf-8"))["rows"]
-            )
-        if (picture := run / "penalty.png").is_file():
-            tell(f"\nThe picture: {picture}")
-            open_where_there_is_a_desktop(picture)
-    tell(
-        "\n".join(
-            ["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]
-        )
-    )
+        left -= step["seconds"]
+        if rows is not None:
+            reports.append(rows)
+
+    if kind != "full":
+        reports = reports[-1:]
+    tell("\n".join(["", *demo_words(*reports)]))
     tell(f"Full report, with intervals: {folder / 'report' / 'report.html'}")
+
+
+def _run_step(step: Mapping[str, Any], folder: Path) -> list[Row] | None:
+    """Run the command of a step, and show its picture; the rows of its report, if it evaluates."""
+    from aligners.cli.cells.running import end_run
+    from aligners.reports.screen import open_where_there_is_a_desktop
+
+    run = folder / step["run"]
+    script, *words = step["command"].format(folder=folder).split()
+    try:
+        table.run_script(script, [*words, "--run", str(run)])
+    finally:
+        end_run(run)
+    picture = run / "penalty.png"
+    if picture.is_file():
+        tell(f"\nThe picture: {picture}")
+        open_where_there_is_a_desktop(picture)
+    if script != "evaluate":
+        return None
+    return json.loads((run / "report.json").read_text(encoding="utf-8"))["rows"]
 
 
 def time_left(planned: float, done: float, taken: float) -> str:

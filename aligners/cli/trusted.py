@@ -28,9 +28,19 @@ from aligners.errors import UserError
 from aligners.maps.base import Aligner
 
 BASES = (
-    Aligner, Optimizer, LRScheduler, Callback, Logger, Profiler, Strategy, Accelerator, Precision, ClusterEnvironment,
-    CheckpointIO, LayerSync,
-)  # fmt: skip
+    Aligner,
+    Optimizer,
+    LRScheduler,
+    Callback,
+    Logger,
+    Profiler,
+    Strategy,
+    Accelerator,
+    Precision,
+    ClusterEnvironment,
+    CheckpointIO,
+    LayerSync,
+)
 HOMES = ("aligners", "torch.optim", "lightning.pytorch", "lightning.fabric")
 WANTED = (
     "a map of aligners, an optimizer of torch.optim, a part of Lightning's Trainer, or a class of a module that "

@@ -37,7 +37,7 @@ from aligners.fitting.steps import (
     learning_rates,
     make_optimizer,
     schedule_factor,
-)  # fmt: skip
+)
 from aligners.maps.base import Aligner
 from aligners.maps.matrices import Products, products_in
 

@@ -134,24 +134,35 @@ def keep_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
     """
     by_id = {cell.id: cell for cell in cells}
     texts_of: dict[str, str] = {}  # a cell that reads a store -> its texts
-    read_whole = set[str]()  # texts of which some cell reads tokens or words
+    read_whole: set[str] = set()  # texts of which some cell reads tokens or words
     for cell in cells:
         source = cell
         if cell.options.get("checkpoints"):
             source = by_id[cell.needs[-1]]  # the fit, whose data options it has
-        read = options.resolve(source.kind, KINDS[source.kind].unnamed(source.options))
+        unnamed = KINDS[source.kind].unnamed(source.options)
+        read = options.resolve(source.kind, unnamed)
         if not _reads_store(cell, read, options):
             continue
-        names = sorted(name for name in read if name.startswith("data.text."))
-        texts_of[cell.id] = json.dumps([read[name] for name in names])
+        texts_of[cell.id] = _texts_in(read)
         if policy_of(read.get("data.rows", "tokens")).types is not None:
             read_whole.add(texts_of[cell.id])
+
     kept = []
     for cell in cells:
         texts = texts_of.get(cell.id)
-        one_row = texts is not None and texts not in read_whole
-        kept.append(with_kept_rows(cell) if one_row else cell)
+        if texts is not None and texts not in read_whole:
+            cell = with_kept_rows(cell)
+        kept.append(cell)
     return kept
+
+
+def _texts_in(read: Mapping[str, Any]) -> str:
+    """What the options of a cell say of its texts, as one string."""
+    values = []
+    for name in sorted(read):
+        if name.startswith("data.text."):
+            values.append(read[name])
+    return json.dumps(values)
 
 
 def _reads_store(cell: Cell, read: Mapping[str, Any], options: CellOptions) -> bool:
@@ -180,24 +191,26 @@ def choose_banks(
         return study, []
     single = replace(study, fit=replace(study.fit, pairs_at_once=1))
     fits: dict[object, Cell] = {}  # one for each task and sizes of models
-    widths = set[int]()
+    widths: set[int] = set()
     for cell in expand(single, options):
         if cell.kind == "fit":
-            of_models = sizes_in(cell, sizes)
-            fits[cell.task, *of_models] = cell
-            widths.update(size.width for size in of_models)
+            x, y = sizes_in(cell, sizes)
+            fits[cell.task, x, y] = cell
+            widths |= {x.width, y.width}
+    if not fits:
+        return single, []
     if len(widths) > 1:
-        return single, [
-            "Each pair of models is fitted by itself, because their widths differ."
-        ]
+        said = "Each pair of models is fitted by itself, because their widths differ."
+        return single, [said]
+
     limit = study.fit.memory * 1e9
     needs = [_memory(cell, options, sizes) for cell in fits.values()]
-    if not needs:
-        return single, []
-    most = max(1, min(pairs_within(limit, *need) for need in needs))
+    fewest = min(pairs_within(limit, *need) for need in needs)
+    most = max(1, fewest)
     sites, a_site, model = max(needs, key=lambda need: need[0] * need[1])
+    pairs = "1 pair" if most == 1 else f"{most} pairs"
     note = (
-        f"A bank holds {most} pair{'s' if most > 1 else ''} of models within {in_words(limit)} (`fit.memory`): {sites} "
+        f"A bank holds {pairs} of models within {in_words(limit)} (`fit.memory`): {sites} "
         f"sites of {in_words(a_site)}, and two models of {in_words(model)}. `fit.pairs_at_once` sets another number."
     )
     return replace(study, fit=replace(study.fit, pairs_at_once=most)), [note]

@@ -104,15 +104,11 @@ def _remove_refused(folder: StudyFolder, number: str, said: str) -> None:
 def _run(
     folder: StudyFolder, number: str, devices: int, trust: Trust
 ) -> dict[str, Any]:
+    """Run the command of a cell, and read its report."""
     cell, place = folder.described(number), folder.cell(number)
     kind, run = KINDS[cell["kind"]], place / "run"
-    words = [
-        kind.command,
-        *trust.words(cell["options"]),
-        *_words(cell, place),
-        "--run",
-        str(run),
-    ]
+    options = [*trust.words(cell["options"]), *_words(cell, place)]
+    words = [kind.command, *options, "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
     began = time.perf_counter()
     try:
@@ -122,13 +118,15 @@ def _run(
             _run_on_devices(kind.script, words, devices, place / LOG)
     finally:
         end_run(place)  # also what it went on from
+    seconds = round(time.perf_counter() - began, 2)
+
     found: dict[str, Any] = {"meta": {}, "rows": []}
     if kind.report is not None:
         found |= json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
         "kind": cell["kind"],
-        "seconds": round(time.perf_counter() - began, 2),
+        "seconds": seconds,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in PACKAGES},
         **found,

@@ -42,9 +42,13 @@ from aligners.reports.publishing import write_report
     },
 )
 def compare(
-    run: Run, maps: Sequence[str] = MAPS, checkpoints: Sequence[Path] = (), most: int = 500, costs: int = 100,
+    run: Run,
+    maps: Sequence[str] = MAPS,
+    checkpoints: Sequence[Path] = (),
+    most: int = 500,
+    costs: int = 100,
     seed: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Say what changed from one model (model_x, old) to another (model_y, new) after an update.
 
     Nothing beyond rounding, only coordinates, or from which block on and on which texts: by their answers, by their
@@ -76,9 +80,22 @@ def compare(
     kind = RowKind(data.rows)
     fit, test = data.without_far("fit", kind), data.without_far("test", kind)
     found = Comparison(
-        old, new, fit, test, data.texts.test, data.reader.sites, kind, labelled, maps, fitted, costs, most,
-        data.batch_size, seed, lambda batches, what: track(batches, what, disable=hidden(trainer)),
-    ).run()  # fmt: skip
+        old,
+        new,
+        fit,
+        test,
+        data.texts.test,
+        data.reader.sites,
+        kind,
+        labelled,
+        maps,
+        fitted,
+        costs,
+        most,
+        data.batch_size,
+        seed,
+        lambda batches, what: track(batches, what, disable=hidden(trainer)),
+    ).run()
     found.meta.update({**data.describe(), "seed": seed, "cautions": cautions})
     if found.vectors:
         vectors = {

@@ -11,9 +11,14 @@ from aligners.probing.artefacts.artefact_files import read_artefacts
 
 
 @command(
-    "steering", SteeringEvaluation, Continuing, data=steered_texts, skip={"directions", "writing", "reading"},
-    defaults={"data.text.max_held_out": 200}, check=can_build(Continuing),
-)  # fmt: skip
+    "steering",
+    SteeringEvaluation,
+    Continuing,
+    data=steered_texts,
+    skip={"directions", "writing", "reading"},
+    defaults={"data.text.max_held_out": 200},
+    check=can_build(Continuing),
+)
 def steer(
     run: Run,
     artefacts: Path | None = None,

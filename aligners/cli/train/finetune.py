@@ -77,24 +77,23 @@ def finetune(
     if begun and rank() == 0:
         run.check_begun()
         for job in jobs:
-            _finished(job, data, recipe, run.options.run)
+            _finished(job, data, recipe, run.options.run)  # refuses those of others
     run.start(begun=begun)
-    meta = {
-        **data.describe(),
-        **asdict(recipe),
-        "score": score,
-        "majority_score": majority_score,
-    }
+
+    meta = {**data.describe(), **asdict(recipe)}
+    meta |= {"score": score, "majority_score": majority_score}
     rows: list[Row] = []
     for job in jobs:
         with goes_on_with(lambda: {"run": run.folder}):
             row = _finished(job, data, recipe, run.folder)
             if row is None:
                 saving = run.made.checkpoint.inside(run.folder)  # of one classifier
-                row = train(job, data, recipe, score, run.trainer(saving), run.folder)
+                trainer = run.trainer(saving)
+                row = train(job, data, recipe, score, trainer, run.folder)
             rows.append(row)
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
+
     trainer = run.trainer()
     if trainer.is_global_zero:
         report = make_report("finetuning", {**meta, **environment(trainer)}, rows)
@@ -120,12 +119,10 @@ def _score(data: ModelTexts) -> tuple[Any, float | None]:
     task = token_task(data, 0)
     if task:
         return task.score, None
-    score: Any = choose_score(
-        data.text, regression=data.texts.regression, classes=data.classes
-    )
-    return score, float(
-        task_score(score, data.constant_answers(), data.answers("test"))
-    )
+    regression = data.texts.regression
+    score: Any = choose_score(data.text, regression=regression, classes=data.classes)
+    constant = task_score(score, data.constant_answers(), data.answers("test"))
+    return score, float(constant)
 
 
 def _finished(
@@ -161,8 +158,7 @@ def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list
         above = Path(folders[base]) if len(folders) > 1 else Path()
         for variant in parse_variants(written, model.depth):
             variant.check(model.model)
-            jobs += [
-                Job(place, base, variant, seed, above / variant.name / f"seed-{seed}")
-                for seed in seeds
-            ]
+            for seed in seeds:
+                folder = above / variant.name / f"seed-{seed}"
+                jobs.append(Job(place, base, variant, seed, folder))
     return jobs
