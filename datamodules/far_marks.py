@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,6 +29,12 @@ KEPT = {
 }
 
 
+Found = WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]]
+Kinds = Sequence[RowKind]
+Read = tuple[RowKind, Rows, Tensor]
+ByText = dict[RowKind, dict[int, Tensor]]  # the marks of each text's rows
+
+
 class FarModel:
     """A model that is read, and what is far for it.
 
@@ -50,13 +56,16 @@ class FarModel:
 
     def has_far(self, kind: RowKind) -> bool:
         """Whether any sampled row of a kind is far."""
-        return kind in self.samples and bool(self.samples[kind].far.any())
+        sample = self.samples.get(kind)
+        return sample is not None and bool(sample.far.any())
 
     def far(self, kind: RowKind, states: Tensor) -> Tensor:
         """Which rows of a kind (S, N, d) are far, (N,) on the CPU."""
         if self.has_far(kind):
-            return self.samples[kind].reach.beyond(states).cpu()
-        return torch.zeros(states.shape[1], dtype=torch.bool)
+            reach = self.samples[kind].reach
+            return reach.beyond(states).cpu()
+        count = states.shape[1]
+        return torch.zeros(count, dtype=torch.bool)
 
     def load(self, split: Split, **options: Any) -> Any:
         """A loader of a split's texts, all of them for every rank, with the model's states if there is a store."""
@@ -68,45 +77,73 @@ class FarModel:
         """A context in which the model is on the device where it runs."""
         return self.data.frozen_models.running(self.model, self.data.run_device)
 
-    def read(
-        self, batch: TextBatch, kinds: Sequence[RowKind]
-    ) -> list[tuple[RowKind, Rows, Tensor]]:
+    def read(self, batch: TextBatch, kinds: Kinds) -> list[Read]:
         """For each kind where its rows are, on the CPU, and their states (S, N, d)."""
-        rows = [rows_of_each(batch, kind)[self.number] for kind in kinds]
-        placed = batch.to(self.model.device)
+        device = self.model.device
+        chosen = []
+        placed = []
+        for kind in kinds:
+            rows = rows_of_each(batch, kind)[self.number]
+            chosen.append(rows)
+            placed.append(rows.to(device))
+        there = batch.to(device)
         states = read_each(
             self.model,
-            placed.inputs[self.number],
+            there.inputs[self.number],
             self.sites,
-            [of_kind.to(self.model.device) for of_kind in rows],
+            placed,
             self.data.component,
-            placed.stored.get(self.model),
+            there.stored.get(self.model),
         )
-        return list(zip(kinds, rows, states, strict=True))
+        return list(zip(kinds, chosen, states, strict=True))
 
-    def sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
+    def sample(self, split: Split, kinds: Kinds) -> None:
         """Measure what is far, for the kinds of which that is not known, on the first `SAMPLE_ROWS` rows."""
         kinds = [kind for kind in kinds if kind not in self.samples]
         if not kinds:
             return
         states: dict[RowKind, list[Tensor]] = defaultdict(list)
         first: dict[RowKind, list[Tensor]] = defaultdict(list)
-        loader = self.load(split, only=SAMPLE_TEXTS, batch_size=SAMPLE_TEXTS // AT_ONCE)
-        rows_so_far = 0
-        with self.running():
-            for batch in loader:
-                for kind, rows, read in self.read(batch, kinds):
-                    states[kind].append(read.cpu())
-                    first[kind].append(rows.place == 0)
-                rows_so_far += len(first[kinds[0]][-1])
-                if rows_so_far >= SAMPLE_ROWS:
-                    break
+        for read in self._first_rows(split, kinds):
+            for kind, rows, of_kind in read:
+                states[kind].append(of_kind.cpu())
+                first[kind].append(rows.place == 0)
         for kind, parts in states.items():
             every = torch.cat(parts, 1)
-            if every.shape[1]:
-                starts = torch.cat(first[kind])
-                sample = FarSample.of(every, starts, self.sites, self.data.component)
-                self.samples[kind] = sample
+            if not every.shape[1]:
+                continue
+            starts = torch.cat(first[kind])
+            component = self.data.component
+            sample = FarSample.of(every, starts, self.sites, component)
+            self.samples[kind] = sample
+
+    def _first_rows(self, split: Split, kinds: Kinds) -> Iterator[list[Read]]:
+        """Read batches of the first texts of a split, until there are `SAMPLE_ROWS` rows of the first kind."""
+        size = SAMPLE_TEXTS // AT_ONCE
+        loader = self.load(split, only=SAMPLE_TEXTS, batch_size=size)
+        count = 0
+        with self.running():
+            for batch in loader:
+                read = self.read(batch, kinds)
+                yield read
+                _, rows, _ = read[0]
+                count += len(rows)
+                if count >= SAMPLE_ROWS:
+                    return
+
+    def mark(self, split: Split, kinds: Kinds, marks: ByText) -> None:
+        """Mark what is far for this model in all texts of a split, beside what is marked already."""
+        size = AT_ONCE * self.data.batch_size
+        loader = self.load(split, batch_size=size)
+        said = f"Looking for far rows of {self.model.name}"
+        batches = track(loader, said, disable=hidden(self.data.trainer))
+        with self.running():
+            for texts, batch in zip(loader.sampler, batches, strict=True):
+                for kind, rows, states in self.read(batch, kinds):
+                    of_kind = marks[kind]
+                    parts = self.far(kind, states).split(rows.counts)
+                    for text, part in zip(texts, parts, strict=True):
+                        of_kind[text] = part | of_kind.get(text, part)
 
 
 class FarMarks:
@@ -121,56 +158,64 @@ class FarMarks:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self._found: WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]] = (
-            WeakKeyDictionary()
-        )
+        self._found: Found = WeakKeyDictionary()
 
     @cached_property
     def _models(self) -> list[FarModel]:
         """Each model that is read, once, with all sites at which it is read."""
         models = self.data.frozen
         sites: dict[int, set[int]] = defaultdict(set)
-        for model, wanted in zip(models, self.data.wanted_sites(), strict=True):
-            sites[models.index(model)].update(wanted)
+        wanted = self.data.wanted_sites()
+        for model, of_model in zip(models, wanted, strict=True):
+            sites[models.index(model)].update(of_model)
         read = []
-        for number, of_model in sites.items():
-            if of_model:
-                read.append(FarModel(self.data, number, sorted(of_model)))
+        for number, chosen in sites.items():
+            if chosen:
+                model = FarModel(self.data, number, sorted(chosen))
+                read.append(model)
         return read
 
-    def of(self, split: Split, kinds: Sequence[RowKind]) -> Mapping[RowKind, Marks]:
+    def of(self, split: Split, kinds: Kinds) -> Mapping[RowKind, Marks]:
         """The far rows of a split, of those of the kinds that have any: of tokens or words, never of whole texts.
 
         Args:
             split: which texts.
             kinds: of rows.
         """
-        known = self._found.setdefault(self.data.split(split), {})
+        texts = self.data.split(split)
+        known = self._found.setdefault(texts, {})
         typed = [kind for kind in dict.fromkeys(kinds) if kind.types is not None]
         wanted = [kind for kind in typed if kind not in known]
         if wanted:
             self._sample(split, wanted)
             known |= self._mark(split, wanted)
+            first = wanted[0]
             become = f"{KEPT[self.data.far_rows]} (`data.far_rows`)"
-            self._caution(
-                known[wanted[0]].flat, f"{NAMES[split]} rows", wanted[0], become
-            )
+            self._caution(known[first].flat, f"{NAMES[split]} rows", first, become)
+        if self.data.store is None:  # a store may have only means
+            self._note_means(split, kinds)
+        far = {}
+        for kind in typed:
+            if known[kind].flat.any():
+                far[kind] = known[kind]
+        return far
+
+    def _note_means(self, split: Split, kinds: Kinds) -> None:
+        """Caution about far tokens that are in the means of their texts."""
         for kind in kinds:
-            if (
-                kind.policy == "mean" and self.data.store is None
-            ):  # a store may have only means
+            if kind.policy == "mean":
                 tokens = RowKind("tokens", kind.special_tokens)
                 self.note(split, tokens, IN_MEANS, "tokens")
-        return {kind: known[kind] for kind in typed if known[kind].flat.any()}
 
     def any(self) -> bool:
         """Whether there are far rows in the splits that were read so far."""
-        every: list[Marks] = []
-        for found in self._found.values():
-            every += found.values()
-        return any(bool(marks.flat.any()) for marks in every)
+        for of_kinds in self._found.values():
+            for marks in of_kinds.values():
+                if marks.flat.any():
+                    return True
+        return False
 
-    def _sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
+    def _sample(self, split: Split, kinds: Kinds) -> None:
         """Measure what is far for each model, on the split that the run reads first."""
         trainer = self.data.trainer
         if trainer is not None:
@@ -181,25 +226,14 @@ class FarMarks:
         for model in self._models:
             model.sample(split, kinds)
 
-    def _mark(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
+    def _mark(self, split: Split, kinds: Kinds) -> dict[RowKind, Marks]:
         """Mark what is far for any model, in all texts of a split."""
-        found: dict[RowKind, dict[int, Tensor]] = defaultdict(
-            dict
-        )  # marks of each text
+        by_text: ByText = defaultdict(dict)
         for model in self._models:
-            if not any(model.has_far(kind) for kind in kinds):
-                continue
-            loader = model.load(split, batch_size=AT_ONCE * self.data.batch_size)
-            said = f"Looking for far rows of {model.model.name}"
-            batches = track(loader, said, disable=hidden(self.data.trainer))
-            with model.running():
-                for texts, batch in zip(loader.sampler, batches, strict=True):
-                    for kind, rows, states in model.read(batch, kinds):
-                        parts = model.far(kind, states).split(rows.counts)
-                        for text, part in zip(texts, parts, strict=True):
-                            found[kind][text] = part | found[kind].get(text, part)
+            if any(map(model.has_far, kinds)):
+                model.mark(split, kinds, by_text)
         count = len(self.data.split(split))
-        return {kind: _joined(found[kind], count) for kind in kinds}
+        return {kind: _joined(by_text[kind], count) for kind in kinds}
 
     def note(
         self, split: Split, kind: RowKind, become: str, what: str = "rows"
@@ -223,14 +257,13 @@ class FarMarks:
             elif len(own) == len(far):  # the same rows, as models of one tokenizer have
                 far = far | own
         if far is not None:
-            self._caution(
-                far, f"{NAMES[split]} {what} that were looked at", kind, become
-            )
+            which = f"{NAMES[split]} {what} that were looked at"
+            self._caution(far, which, kind, become)
 
     def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
         """Say how many rows are far and what they do. This is said once, of the texts that are read first."""
         count = int(far.sum())
-        said = any("far from all others" in caution for caution in self.data.cautions)
+        said = "far from all others" in " ".join(self.data.cautions)
         if not count or said:
             return
         each = []

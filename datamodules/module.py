@@ -11,10 +11,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from aligners.datamodules.batches import LengthBatches, limited
+from aligners.datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from aligners.datamodules.doubts import Doubts
 from aligners.datamodules.frozen_models import FrozenModels
-from aligners.datamodules.resuming import go_on_after_last_batch
 from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.store.read_ahead import StoredLoader

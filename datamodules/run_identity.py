@@ -14,41 +14,26 @@ if TYPE_CHECKING:
 
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.
-FREE = (
-    "workers",
-    "cache",
-    "devices",
-    "device_map",
-    "attn_implementation",
-    "trust_remote_code",
-    "merge_adapters",
-    "recipe",
-    "model_x",
-    "model_y",
-    "models",
-    "bases",
-    "revision_x",
-    "revision_y",
-    "revisions",
-    "sites",
-)
+FREE = {"workers", "cache", "devices", "device_map", "attn_implementation"}
+FREE |= {"trust_remote_code", "merge_adapters", "recipe"}
+FREE |= {"model_x", "model_y", "models", "bases"}
+FREE |= {"revision_x", "revision_y", "revisions", "sites"}
 # Options that are never taken from a file that a run left, which may be somebody else's: where states and models are
 # written, and whether a model's own code is run.
 NOT_OF_FILES = ("trust_remote_code", "cache", "store")
 PARTS = ("data", "data_config", "options", "trainer", "early_stopping")
+COMPARED = {
+    "options": "model",
+    "trainer": "trainer",
+    "early_stopping": "early_stopping",
+}
+SPLITS = {"fit": "fitting", "validation": "validation", "test": "held-out"}
 LIMITS = ("max_epochs", "max_steps")  # a run may go on for longer
-# of a Trainer, beside its limits: which texts are read, how steps are taken, and when maps are compared
-DECIDES = (
-    "limit_train_batches",
-    "limit_val_batches",
-    "overfit_batches",
-    "accumulate_grad_batches",
-    "gradient_clip_val",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "min_epochs",
-    "min_steps",
-)
+# Of a Trainer, beside its limits: which texts are read, how steps are taken, and when maps are compared.
+DECIDES: tuple[str, ...]
+DECIDES = ("limit_train_batches", "limit_val_batches", "overfit_batches")
+DECIDES += ("accumulate_grad_batches", "gradient_clip_val")
+DECIDES += ("val_check_interval", "check_val_every_n_epoch", "min_epochs", "min_steps")
 
 
 def identity(data: TextModule, **options: Any) -> dict[str, Any]:
@@ -65,10 +50,11 @@ def trainer_identity(trainer: Any) -> dict[str, Any]:
     """The Trainer's options that change what is trained, or on which texts, as plain values."""
     options: dict[str, Any] = {"precision": trainer.precision}
     for name in (*DECIDES, *LIMITS):
-        options[name] = getattr(trainer, name)
+        value = getattr(trainer, name)
         counts_batches = name.startswith(("limit_", "val_check"))
-        if counts_batches and options[name] == 1 and isinstance(options[name], int):
-            options[name] = "1 batch"  # 1.0 is all
+        if counts_batches and value == 1 and isinstance(value, int):
+            value = "1 batch"  # 1.0 is all
+        options[name] = value
     return options
 
 
@@ -95,15 +81,14 @@ def refuse_other_run(
     equal = texts.get("hashes") == texts_now["hashes"]
     before = _data_options(then, equal)
     after = _data_options(now, equal)
-    known = {name: value for name, value in after.items() if name in before}
-    changes = differences(before, known, "data")
+    changes = []
+    for name, value in before.items():
+        changes += differences(value, after.get(name), f"data.{name}")
     if not equal:
         changes += _other_texts(texts, texts_now)
-    for part in ("options", "trainer", "early_stopping"):
+    for part, prefix in COMPARED.items():
         if then[part] is not None and now[part] is not None:
-            changes += _changed(
-                then[part], now[part], "model" if part == "options" else part
-            )
+            changes += _changed(then[part], now[part], prefix)
     if changes:
         raise UserError(
             f"{what} is of a run with other data or options: {'; '.join(changes)}. To go on, give the same; for "
@@ -113,25 +98,27 @@ def refuse_other_run(
 
 def _as_kept(run: Mapping[str, Any]) -> dict[str, Any]:
     """The description of a run as JSON gives it back, which has no tuples."""
-    return {name: json.loads(json.dumps(run.get(name), default=str)) for name in PARTS}
+    kept = {name: run.get(name) for name in PARTS}
+    return json.loads(json.dumps(kept, default=str))
 
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     """The options that decide what the data module yields. Where the texts are equal, of theirs only the seed does."""
-    options = {
-        name: value for name, value in run["data_config"].items() if name not in FREE
-    }
+    described = run["data"]
+    options = dict(run["data_config"])
+    for name in FREE:
+        options.pop(name, None)
     if equal:
         options["text"] = {"seed": options["text"]["seed"]}
-    options["sites"] = run["data"].get("sites")
-    options["stored_as"] = run["data"].get("stored_as")
-    options["label_names"] = run["data"]["text"].get("label_names")
-    models = run["data"].get("models") or []
-    listed = models.values() if isinstance(models, dict) else models
-    attention = [model.get("attention") for model in listed]
-    if any(
-        attention
-    ):  # implementations round differently; earlier versions did not keep it
+    options["sites"] = described.get("sites")
+    options["stored_as"] = described.get("stored_as")
+    options["label_names"] = described["text"].get("label_names")
+    models = described.get("models") or []
+    if isinstance(models, dict):
+        models = list(models.values())
+    attention = [model.get("attention") for model in models]
+    # Implementations round differently. Earlier versions did not keep which it was.
+    if any(attention):
         options["attn_implementation"] = attention
     return options
 
@@ -160,9 +147,9 @@ def differences(then: Any, now: Any, name: str) -> list[str]:
         now: the same, later.
         name: how the dotted names begin.
     """
-    if _of_models(then) and _of_models(now) and len(then) == len(now):
-        then = _numbered(then)
-        now = _numbered(now)
+    if _are_models(then) and _are_models(now) and len(then) == len(now):
+        then = dict(enumerate(then, start=1))
+        now = dict(enumerate(now, start=1))
     if isinstance(then, dict) and isinstance(now, dict):
         changes = []
         for key in {**then, **now}:
@@ -174,40 +161,28 @@ def differences(then: Any, now: Any, name: str) -> list[str]:
     return [f"`{name}` was {json.dumps(then)} and is {json.dumps(now)}"]
 
 
-def _numbered(models: list[Any]) -> dict[str, Any]:
-    """Identities of models by their numbers, from 1 on."""
-    return {str(number): model for number, model in enumerate(models, start=1)}
-
-
-def _of_models(value: Any) -> bool:
+def _are_models(value: Any) -> bool:
     """Whether a value is a list of models' identities."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and set(map(type, value)) == {dict}
 
 
 def kept_alike(then: Any, now: Any) -> Any:
     """The description of a run now, without what an earlier version did not record of its models."""
     if isinstance(then, dict) and isinstance(now, dict):
-        known = now
-        if "fingerprint" in then:
-            known = {key: value for key, value in now.items() if key in then}
-        return {key: kept_alike(then.get(key), value) for key, value in known.items()}
+        alike = {}
+        for key, value in now.items():
+            if key in then or "fingerprint" not in then:
+                alike[key] = kept_alike(then.get(key), value)
+        return alike
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        return [
-            kept_alike(before, after) for before, after in zip(then, now, strict=True)
-        ]
+        return list(map(kept_alike, then, now))
     return now
 
 
 def _other_texts(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """List the splits whose texts differ. If the first run kept no hashes, the numbers of texts are compared."""
     changes = []
-    for split, name in {
-        "fit": "fitting",
-        "validation": "validation",
-        "test": "held-out",
-    }.items():
+    for split, name in SPLITS.items():
         before = str(then["n_texts"][split])
         after = str(now["n_texts"][split])
         if "hashes" in then:

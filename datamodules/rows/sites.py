@@ -31,7 +31,8 @@ def parse_sites(
         blocks_x = range(1, depth_x + 1)
         blocks_y = range(1, depth_y + 1)
         return list(product(blocks_x, blocks_y))
-    return [(i, j) for i, j in sites_of_each(sites, [depth_x, depth_y], component)]
+    found = sites_of_each(sites, [depth_x, depth_y], component)
+    return [(i, j) for i, j in found]
 
 
 def sites_of_each(
@@ -39,7 +40,7 @@ def sites_of_each(
     depths: Sequence[int],
     component: Component = "residual",
 ) -> list[tuple[int, ...]]:
-    """Parse what a user wrote for the sites of some models that belong together: one of each model.
+    """Parse the sites that a user wrote for several models: lists of one site of each model.
 
     Args:
         sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or layers `3` of all models and tuples with one of
@@ -142,8 +143,10 @@ def route_sites(
     if source > target:
         pairs = parse_sites(sites, depths[target], depths[source], component)
         return [(j, i) for i, j in pairs]
-    first = parse_sites(sites, depths[0], depths[source or 1], component)
-    own = dict.fromkeys(pair[min(source, 1)] for pair in first)
+    side = min(source, 1)  # of the first model X's, of any other Y's
+    own: dict[int, None] = {}
+    for pair in parse_sites(sites, depths[0], depths[source or 1], component):
+        own[pair[side]] = None
     return [(site, site) for site in own]
 
 
@@ -160,7 +163,9 @@ def parse_layers(
             raise UserError(
                 f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}."
             )
-        first = first_site(component) if layers == "all" else 1
+        first = 1
+        if layers == "all":
+            first = first_site(component)
         return list(range(first, depth + 1))
     if not layers or len(set(layers)) < len(layers):
         raise UserError(

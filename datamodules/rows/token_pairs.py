@@ -10,7 +10,7 @@ from torch import Tensor
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 
-FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
+FREE = torch.iinfo(torch.int64).max  # the key of an empty place: above any row's
 LONGEST = 2**31  # tokens, more than any text has
 # SplitMix64's increment and its two factors, as int64.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64

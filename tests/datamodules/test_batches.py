@@ -212,7 +212,7 @@ def test_a_batch_goes_when_nobody_holds_it() -> None:
 
 
 def test_what_a_resumed_fit_sets_is_still_lightnings() -> None:
-    """`datamodules/resuming.py` sets counters of Lightning's, one of them private."""
+    """`go_on_after_last_batch` sets counters of Lightning's, one of them private."""
     loop = quiet_trainer().fit_loop
     assert loop.epoch_loop._batches_that_stepped == 0
     tracker = {"ready", "started", "processed", "completed"}
