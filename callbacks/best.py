@@ -85,19 +85,23 @@ class BestPerSite(pl.Callback):
         self._seen = step
         banks = pl_module.banks()
         for key, criterion in pl_module.criteria().items():
-            self._begin(key, banks[key], criterion)
+            bank = banks[key]
+            self._begin(key, bank, criterion)
             before = self._diverged[key]
-            # sites that have diverged are closed from now on
-            self._diverged[key] = pl_module.divergence.step.get(key, before).clone()
-            self._compare(key, banks[key], criterion, step)
-            new = (self._diverged[key] > 0) & (before == 0)
-            if isinstance(pl_module, Alignment) and bool(new.any()):
-                self._set_back(key, banks[key], new, trainer)
+            diverged = pl_module.divergence.step.get(key, before)
+            self._diverged[key] = diverged.clone()  # these are closed from now on
+            self._compare(key, bank, criterion, step)
+            new = (diverged > 0) & (before == 0)
+            if new.any() and isinstance(pl_module, Alignment):
+                self._set_back(key, bank, new, trainer)
                 _warn_of_divergence(pl_module, key, new, self._step[key])
         self._stop_if_closed(trainer)
 
     def _stop_if_closed(self, trainer: pl.Trainer) -> None:
-        if self._best and all(bool(self._closed(key).all()) for key in self._best):
+        for key in self._best:
+            if not self._closed(key).all():
+                return
+        if self._best:
             trainer.should_stop = True
 
     def _closed(self, key: str) -> Tensor:
@@ -110,36 +114,49 @@ class BestPerSite(pl.Callback):
         if key in self._best:
             return
         self._best[key] = torch.full_like(criterion, torch.inf)
-        for record in (self._step, self._waited, self._diverged):
-            record[key] = torch.zeros_like(criterion, dtype=torch.long)
-        self._kept[key] = {
-            name: value.clone() for name, value in bank.state_dict().items()
-        }
+        none = torch.zeros_like(criterion, dtype=torch.long)
+        self._step[key] = none
+        self._waited[key] = none
+        self._diverged[key] = none
+        kept = {}
+        for name, value in bank.state_dict().items():
+            kept[name] = value.clone()
+        self._kept[key] = kept
 
     @torch.no_grad()
     def _compare(self, key: str, bank: Aligner, criterion: Tensor, step: int) -> None:
-        closed = self._closed(key)
-        better = (criterion < self._best[key] - self.min_delta) & ~closed
-        self._best[key] = torch.where(better, criterion, self._best[key])
-        self._step[key] = torch.where(better, step, self._step[key])
-        self._waited[key] = torch.where(better, 0, self._waited[key] + (~closed).long())
+        """Keep the parameters of the sites that are better than ever."""
+        open_sites = ~self._closed(key)
+        improved = criterion < self._best[key] - self.min_delta
+        better = improved & open_sites
+        self._best[key] = criterion.where(better, self._best[key])
+        self._step[key] = self._step[key].masked_fill(better, step)
+        waited = self._waited[key] + open_sites.long()
+        self._waited[key] = waited.masked_fill(better, 0)
+        kept = self._kept[key]
         for name, value in bank.state_dict().items():
             of_each = better[bank.places(name)]
-            self._kept[key][name][of_each] = value[of_each]
+            kept[name][of_each] = value[of_each]
 
     @torch.no_grad()
     def _set_back(
         self, key: str, bank: Aligner, sites: Tensor, trainer: pl.Trainer
     ) -> None:
         """Restore the best parameters of some sites (S,), and clear their momentum so that they stay there."""
+        kept = self._kept[key]
         for name, value in bank.state_dict().items():
             of_each = sites[bank.places(name)]
-            value[of_each] = self._kept[key][name][of_each]
+            value[of_each] = kept[name][of_each]
+        of_optimizer = trainer.optimizers[0].state
         for name, parameter in bank.named_parameters():
             of_each = sites[bank.places(name)]
-            for kind, moment in trainer.optimizers[0].state.get(parameter, {}).items():
-                if moment.shape == parameter.shape:
-                    moment[of_each] = parameter[of_each] if kind == LAST else 0
+            for kind, moment in of_optimizer.get(parameter, {}).items():
+                if moment.shape != parameter.shape:
+                    continue
+                if kind == LAST:
+                    moment[of_each] = parameter[of_each]
+                else:
+                    moment[of_each] = 0
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore each site's best parameters, even if nothing was left to train."""
@@ -151,10 +168,11 @@ class BestPerSite(pl.Callback):
             if key not in self._kept:
                 continue
             bank.load_state_dict(self._kept[key])
+            is_exact = self._best[key] < exact
             pl_module.training_record[key] = {
                 "best_step": self._step[key].tolist(),
                 "diverged_step": self._diverged[key].tolist(),
-                "exact": (self._best[key] < exact).tolist(),
+                "exact": is_exact.tolist(),
                 "start": list(bank.start_names()),
                 "steps": trainer.global_step,
             }
@@ -175,13 +193,12 @@ def _warn_of_divergence(
     module: Alignment, key: str, sites: Tensor, best: Tensor
 ) -> None:
     """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
-    places = []
     diverged = module.divergence.step[key]
-    for s, site in enumerate(module.site_names()):
-        if bool(sites[s]):
-            places.append(
-                f"{site} at step {int(diverged[s])} (set back to step {int(best[s])})"
-            )
+    names = module.site_names()
+    places = []
+    for s in sites.nonzero()[:, 0].tolist():
+        back = f"set back to step {int(best[s])}"
+        places.append(f"{names[s]} at step {int(diverged[s])} ({back})")
     where = f"diverged at site pair {', '.join(places)}."
     _warn(module, key, f"{where} It is frozen there; training goes on elsewhere.")
 
@@ -189,22 +206,28 @@ def _warn_of_divergence(
 def _warn_of_untrained(module: Alignment) -> None:
     """Warn about the sites at which no step improved on a start that leaves something to learn."""
     for key, record in module.training_record.items():
-        at = enumerate(zip(record["best_step"], record["exact"], strict=True))
-        sites = [s for s, (best, exact) in at if best == 0 and not exact]
+        sites = []
+        for s, best in enumerate(record["best_step"]):
+            if best == 0 and not record["exact"][s]:
+                sites.append(s)
         if not sites or not record["steps"]:
             continue
-        names = ", ".join(module.site_names()[s] for s in sites)
-        start = ", ".join(dict.fromkeys(record["start"][s] for s in sites))
-        reason = f"no step did better on the validation texts than the untrained start ({start}), which is kept."
-        _warn(module, key, f"learned nothing at site pair {names}: {reason}")
+        every = module.site_names()
+        names = ", ".join(every[s] for s in sites)
+        starts = dict.fromkeys(record["start"][s] for s in sites)
+        reason = f"no step did better on the validation texts than the untrained start ({', '.join(starts)})"
+        _warn(
+            module,
+            key,
+            f"learned nothing at site pair {names}: {reason}, which is kept.",
+        )
 
 
 @rank_zero_only
 def _warn(module: Alignment, key: str, said: str) -> None:
     """Warn about a bank, and say at which learning rate it was trained."""
     route, name = key.split(".")
-    rate = max(
-        group["initial_lr"] for group in module.trainer.optimizers[0].param_groups
-    )
+    groups = module.trainer.optimizers[0].param_groups
+    rate = max(group["initial_lr"] for group in groups)
     advice = f"The learning rate is {rate:g}: try another, or more `rows`."
     logger.warning("%s (%s) %s %s", name, DIRECTIONS[route], said, advice)

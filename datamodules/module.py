@@ -82,9 +82,7 @@ class TextModule(pl.LightningDataModule):
     component: Component = "residual"
     storable = True  # whether states come from a store, if there is one
     far_rows: FarRows = "keep"  # subclasses that read rows leave far ones out
-    reader: (
-        Any  # of states or layers, loaded on first use; texts of whole models have none
-    )
+    reader: Any  # of states or layers, loaded on first use; `ModelTexts` has none
 
     def __init__(
         self,
@@ -118,19 +116,7 @@ class TextModule(pl.LightningDataModule):
         self.store = store
         self.store_dtype = store_dtype
         self._stores = None if store is None else Stores(store, store_dtype, store_rows)
-        if packed and one_tokenizer is None:
-            one_tokenizer = PACKED_ALIKE
-        self.frozen_models = FrozenModels(
-            named,
-            one_tokenizer,
-            lambda: self.texts_to_learn,
-            max_length,
-            known=None if store is None else KnownModels(store / "models"),
-            bases=self.bases,
-            under_heads=self.under_heads,
-            packed=packed,
-            **models,
-        )
+        self.frozen_models = self._make_models(named, one_tokenizer, models)
         self._words = words
         self._texts: Texts | None = None
         self._all_texts: Texts | None = None
@@ -138,6 +124,29 @@ class TextModule(pl.LightningDataModule):
         self._fitted: dict[str, FittedTexts] = {}
         self.cautions: list[str] = []
         self.doubts = Doubts(self)
+
+    def _make_models(
+        self,
+        named: Sequence[tuple[str, str | None]],
+        one_tokenizer: tuple[str, str] | None,
+        options: Mapping[str, Any],
+    ) -> FrozenModels:
+        known = None
+        if self.store is not None:
+            known = KnownModels(self.store / "models")
+        if self.packed and one_tokenizer is None:
+            one_tokenizer = PACKED_ALIKE
+        return FrozenModels(
+            named,
+            one_tokenizer,
+            lambda: self.texts_to_learn,
+            self.max_length,
+            known=known,
+            bases=self.bases,
+            under_heads=self.under_heads,
+            packed=self.packed,
+            **options,
+        )
 
     def caution(self, sentence: str) -> None:
         """Log what makes figures on these texts and models doubtful, and put it first in every report.
@@ -310,16 +319,14 @@ class TextModule(pl.LightningDataModule):
         }
         if self.store_dtype not in (None, dtype):
             described["stored_as"] = self.store_dtype
-        cautions: dict[str, None] = {}
+        cautions: list[str] = []
         for model in self.frozen:
-            cautions.update(
-                dict.fromkeys(model.cautions)
-            )  # logged when they were loaded
-        cautions.update(dict.fromkeys(self.cautions))
+            cautions += model.cautions  # logged when it was loaded
+        cautions += self.cautions
         described |= {
             "batch_size": self.batch_size,
             "seed": self.seed,
-            "data_cautions": list(cautions),
+            "data_cautions": list(dict.fromkeys(cautions)),
         }
         return described
 
@@ -360,17 +367,12 @@ class TextModule(pl.LightningDataModule):
         self.doubts.look_at_models()  # which reads texts, and so comes after every check of a module's setup
         if isinstance(data, str):
             data = self.split(data)
-        chosen = data.texts_with_rows()
-        lengths = data.lengths.numpy()
-        if chosen is not None:
-            lengths = lengths[chosen]
-            chosen = chosen[:only]
-        rank, world = (0, 1) if alone else self._ranks()
-        size = batch_size or self.batch_size
-        order |= {"rank": rank, "world": world, "seed": self.order, "chosen": chosen}
+        if not alone:
+            order["rank"], order["world"] = self._ranks()
+        batches = self._batches(data, only, batch_size or self.batch_size, order)
         device = self.run_device
         options: dict[str, Any] = {
-            "sampler": LengthBatches(lengths[:only], size, **order),
+            "sampler": batches,
             "batch_size": None,
             "num_workers": self.workers,
             "persistent_workers": self.workers > 0,
@@ -381,6 +383,23 @@ class TextModule(pl.LightningDataModule):
             if stored:
                 return StoredLoader(data, stored, **options)
         return DataLoader(data, **options)
+
+    def _batches(
+        self,
+        data: TokenisedTexts,
+        only: int | None,
+        batch_size: int,
+        order: Mapping[str, Any],
+    ) -> LengthBatches:
+        """The first texts of a split that have rows, in batches."""
+        chosen = data.texts_with_rows()
+        lengths = data.lengths.numpy()
+        if chosen is not None:
+            lengths = lengths[chosen]
+            chosen = chosen[:only]
+        return LengthBatches(
+            lengths[:only], batch_size, seed=self.order, chosen=chosen, **order
+        )
 
     def _ranks(self) -> tuple[int, int]:
         """The number of this process, and of all processes."""
@@ -419,10 +438,9 @@ class TextModule(pl.LightningDataModule):
         """Train the embedded models that are missing, on one rank."""
         models = self.frozen_models
         _ = models.places  # raises before anything is made
-        if (
-            models.embedded_depths is not None
-        ):  # a wrong layer need not wait for their training
-            self._check_depths(models.embedded_depths)
+        depths = models.embedded_depths
+        if depths is not None:  # a wrong layer need not wait for their training
+            self._check_depths(depths)
         models.make_embedded()
 
     def _check_depths(self, depths: Sequence[int]) -> None:
@@ -430,7 +448,7 @@ class TextModule(pl.LightningDataModule):
         least = first_site(self.component)
         every = zip(self.frozen_models.named, depths, self.wanted(depths), strict=True)
         for (name, _), depth, layers in every:
-            wrong = [layer for layer in layers if not least <= layer <= depth]
+            wrong = [layer for layer in layers if layer < least or layer > depth]
             if wrong:
                 raise UserError(
                     f"Expected `{self.option}` between {least} and L = {depth}, the blocks of {name}, got {wrong[0]}."

@@ -160,7 +160,8 @@ class PairedActivations(TextModule):
         for link in self.pairing.links(depths, self.component):
             chosen[link.x].add(link.site_x)
             chosen[link.y].add(link.site_y)
-        return [sorted(chosen[number]) for number in range(len(depths))]
+        numbers = range(len(depths))
+        return [sorted(chosen[number]) for number in numbers]
 
     @property
     def kinds_read(self) -> Sequence[RowKind]:
@@ -173,10 +174,12 @@ class PairedActivations(TextModule):
         models = self.frozen
         self.pairing.check(models)
         depths = [model.depth for model in models]
+        links = self.pairing.links(depths, self.component)
+        kind = RowKind(self.rows, self.special_tokens)
         return PairReader(
             models,
-            self.pairing.links(depths, self.component),
-            RowKind(self.rows, self.special_tokens),
+            links,
+            kind,
             self.component,
             token_pairs=self.pairing.token_pairs(self),
             transform=partial(self.pairing.transform, self),
@@ -187,7 +190,10 @@ class PairedActivations(TextModule):
     # ------------------------------------------------------------------ what an evaluation reads
 
     def plan(self, plan: Plan) -> None:
-        """Choose what an evaluation reads from now on.
+        """Choose what is read from now on. What is run calls it once, in its `setup`.
+
+        It is not an option of the data module: it follows from the maps that are evaluated and from the loaded models,
+        and the data module of a fit may be used again, with other maps, by any number of evaluations.
 
         Raises:
             ValueError: as `TextModule.other_texts` does.
@@ -195,7 +201,7 @@ class PairedActivations(TextModule):
         kind = self.reader.kind
         others = [other for other in plan.kinds if other != kind]
         self._plan = replace(plan, kinds=others)
-        words = any(read.types == "words" for read in self.kinds_read)
+        words = "words" in {read.types for read in self.kinds_read}
         if words != self._words:
             self._words = words
             self._tokenised = None
@@ -249,26 +255,27 @@ class PairedActivations(TextModule):
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
         reader = self.reader
-        types = policy_of(self.rows).types
-        return {
+        described = {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
-            "sites": [list(pair) for pair in reader.sites],
+            "sites": list(map(list, reader.sites)),
             **self._options(),
             **super().describe(),
-            "types": types
-            or f"rows {self.rows!r} have no types, and none are held out",
-            "held_out_types": self.held_out_types if types else 0.0,
-            **self.pairing.describe(self),
         }
+        types = policy_of(self.rows).types
+        described["types"] = types
+        described["held_out_types"] = self.held_out_types
+        if types is None:
+            said = f"rows {self.rows!r} have no types, and none are held out"
+            described |= {"types": said, "held_out_types": 0.0}
+        return {**described, **self.pairing.describe(self)}
 
     def describe_other(self) -> dict[str, Any]:
         """Describe the other source of text for a report, as plain values."""
         if self._other is None:
             return {}
         described = self._other.texts.describe()
-        described["dropped_as_fitted_on"] = described.get("left_out", {"texts": 0})[
-            "texts"
-        ]
+        left_out = described.get("left_out", {"texts": 0})
+        described["dropped_as_fitted_on"] = left_out["texts"]
         described["n_texts"] = described["n_texts"]["test"]
         return {"other_text": described}
 
@@ -289,15 +296,14 @@ class PairedActivations(TextModule):
         if not sites:  # of a universe
             sites = self.sites_together((a, b))
             config["sites"] = ",".join(f"{i}:{j}" for i, j in sites)
-        described |= {
-            "models": {"x": described["models"][a], "y": described["models"][b]},
-            "sites": sites,
-        }
+        models = described["models"]
+        described["models"] = {"x": models[a], "y": models[b]}
+        described["sites"] = sites
         described.pop("pairs", None)
         for name in ("pairs", "models", "revisions"):
             config.pop(name, None)
-        (config["model_x"], config["revision_x"]) = self.named()[a]
-        (config["model_y"], config["revision_y"]) = self.named()[b]
+        config["model_x"], config["revision_x"] = self.named()[a]
+        config["model_y"], config["revision_y"] = self.named()[b]
         config["labels"] = None
         return described, config
 
@@ -307,14 +313,16 @@ class PairedActivations(TextModule):
         for link in self.reader.links:
             if link.x in by_model:
                 by_model[link.x].append(link.site_x)
-        return [list(sites) for sites in zip(*by_model.values(), strict=True)]
+        together = zip(*by_model.values(), strict=True)
+        return list(map(list, together))
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
-        return [
-            (self._places_of(pair), *self.described_pair(*pair))
-            for pair in self.numbers
-        ]
+        described = []
+        for pair in self.numbers:
+            places = self._places_of(pair)
+            described.append((places, *self.described_pair(*pair)))
+        return described
 
     def _places_of(self, pair: tuple[int, int]) -> list[int]:
         """The places of a pair along the leading axis; none of two models of a universe."""

@@ -75,20 +75,16 @@ class ManyPairs(Pairing):
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
         """Pair after pair, its site pairs in the user's order."""
+        sites = self.options["sites"]
         links = []
         for a, b in self.pairs:
-            for i, j in parse_sites(
-                self.options["sites"], depths[a], depths[b], component
-            ):
-                links.append(Link(a, b, i, j, f"{a}-{b}/"))
+            pairs = parse_sites(sites, depths[a], depths[b], component)
+            links += [Link(a, b, i, j, f"{a}-{b}/") for i, j in pairs]
         return links
 
     def describe(self, data: PairedActivations) -> dict[str, Any]:
         """All models, and which of them are paired."""
-        return {
-            "models": data.identities(),
-            "pairs": [list(pair) for pair in self.pairs],
-        }
+        return {"models": data.identities(), "pairs": list(map(list, self.pairs))}
 
 
 def pairs_states(
@@ -113,20 +109,16 @@ def pairs_states(
         ValueError: an option is out of its range.
     """
     named = with_revisions(models, revisions)
-    every = range(len(models))
-    if pairs is None:
-        known: list[Any] = list(combinations(every, 2))
-    else:
-        known = [tuple(pair) for pair in pairs]
+    numbers = range(len(models))
+    known: list[Any] = list(combinations(numbers, 2))
+    if pairs is not None:
+        known = list(map(tuple, pairs))
     different = set(known)
-    if (
-        not known
-        or len(different) < len(known)
-        or different - set(permutations(every, 2))
-    ):
+    possible = set(permutations(numbers, 2))
+    if not known or len(different) < len(known) or not different <= possible:
         raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
-            f"twice, but got {[list(pair) for pair in known]}."
+            f"twice, but got {list(map(list, known))}."
         )
     check_written(sites, 2)
     chosen = {"models": models, "pairs": pairs, "sites": sites, "revisions": revisions}
@@ -147,9 +139,8 @@ class Universe(Pairing):
                 raise UserError(
                     f"A universe expects no site of a model twice, but `sites` has {own} of {self.named[number][0]}."
                 )
-            links += [
-                Link(number, number, site, site, f"{number}-{number}/") for site in own
-            ]
+            begins = f"{number}-{number}/"
+            links += [Link(number, number, site, site, begins) for site in own]
         return links
 
     def check(self, models: Sequence[FrozenModel]) -> None:
@@ -200,9 +191,8 @@ def universe_states(
     check_written(sites, len(models))
     chosen = {"models": models, "sites": sites, "revisions": revisions}
     pairs = [(number, number) for number in range(len(models))]
-    return PairedActivations(
-        Universe(with_revisions(models, revisions), chosen, pairs), **options
-    )
+    named = with_revisions(models, revisions)
+    return PairedActivations(Universe(named, chosen, pairs), **options)
 
 
 class AttentionPairs(Pairing):
@@ -213,8 +203,9 @@ class AttentionPairs(Pairing):
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
         """The pairs of blocks, in the user's order."""
+        pairs = parse_sites(self.options["sites"], depths[0], depths[1], component)
         links = []
-        for i, j in parse_sites(self.options["sites"], depths[0], depths[1], component):
+        for i, j in pairs:
             if 0 in (i, j):
                 raise UserError(
                     "Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention."

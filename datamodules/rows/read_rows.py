@@ -65,12 +65,11 @@ def read_each(
     if stored.pooled:
         return [torch.stack([by_site[site] for site in sites])] * len(each)
     states = {site: at_site[None] for site, at_site in by_site.items()}
-    number = (
-        inputs["attention_mask"].flatten().cumsum(0) - 1
-    )  # of each position's token in a store
+    real = inputs["attention_mask"].flatten()
+    place_in_store = real.cumsum(0) - 1  # of each position's token
     gathered = []
     for rows in each:
-        in_store = replace(rows, index=number[rows.index])
+        in_store = replace(rows, index=place_in_store[rows.index])
         gathered.append(gather_rows(states, sites, in_store, model.width))
     return gathered
 
@@ -165,7 +164,7 @@ class Prepared(Movable):
 
 @dataclass(frozen=True)
 class Plan:
-    """What an evaluation reads of paired rows.
+    """What an evaluation reads of paired rows: see `PairedActivations.plan`.
 
     Attributes:
         kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
@@ -379,9 +378,8 @@ class PairReader:
         if self.token_pairs is not None:
             rows = self.token_pairs.rows(texts)
             return Prepared(texts, ChosenRows((rows,) * len(self.models)))
-        prepared = Prepared(
-            texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
-        )
+        own = choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
+        prepared = Prepared(texts, own)
         for kind in others:
             chosen = choose_rows(texts, kind, leave_out_far=self.leave_out_far)
             prepared.others.append(chosen)
