@@ -1,10 +1,10 @@
-"""Adapters (LoRA and others) that `peft` puts on a base, merged into its weights or beside them."""
+"""What a model's name means: a folder, a repository, a file in these, or an adapter that `peft` puts on a base."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -17,13 +17,12 @@ from transformers.utils import cached_file, find_adapter_config_file
 
 from aligners.errors import UserError, check_extra
 from aligners.files.user_files import refusing
-from aligners.models.loading.named import located
 
+GGUF = ".gguf"
 WEIGHTS, OLDER = "adapter_model.safetensors", "adapter_model.bin"
 AGAIN = "If a file of it is missing, damaged or incomplete, download or save the adapter again."
-_HUB = re.compile(
-    r"\w[\w.-]*(/[\w.-]+)*"
-)  # a name on the Hub, perhaps of a folder or file in a repository
+# a name on the Hub, perhaps of a folder or file in a repository
+_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)*")
 # What families call the embeddings of tokens, and the layer that predicts them.
 EMBEDDINGS = frozenset(
     {
@@ -38,6 +37,53 @@ EMBEDDINGS = frozenset(
 )
 OUTPUTS = frozenset({"lm_head", "embed_out", "decoder"})
 _WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
+
+
+def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The folder or repository that a name begins with, and where in it the model is.
+
+    Args:
+        name: a folder; `owner/name` on the Hub; `owner/name/folder` for a folder in that; or a GGUF file in these. On
+            the Hub, `@` and a branch, tag or commit may follow.
+        source: how it is read, such as `revision`, which holds where the name has none.
+
+    Returns:
+        The folder, or the id on the Hub; and `source` with `subfolder` or `gguf_file`, as `from_pretrained` takes them.
+
+    Raises:
+        ValueError: it is a GGUF file, and a package that reads those is not installed.
+    """
+    source = dict(source)
+    here = Path(name).exists() or name.startswith((".", "/", "~"))
+    if "@" in name and not here:
+        name, _, source["revision"] = name.rpartition("@")
+
+    parts, gguf = Path(name).parts, name.endswith(GGUF)
+    for package in ("gguf", "accelerate") if gguf else ():
+        check_extra("formats", package, f"The GGUF file {name!r}")
+    whole = min(len(parts) if here else 2, len(parts) - gguf)
+    inside = "/".join(parts[whole:])
+    if not inside:
+        return name, source
+    source["gguf_file" if gguf else "subfolder"] = inside
+    return str(Path(*parts[:whole])), source
+
+
+def file_in(folder: str, file: str, where: Mapping[str, Any]) -> str | None:
+    """The path of a file of a folder or repository, downloaded if need be; None if there is no such file.
+
+    Args:
+        folder: folder, or id on the Hub.
+        file: name of the file.
+        where: `revision` and `subfolder`, if there are any.
+    """
+    return cached_file(
+        folder,
+        file,
+        **where,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
 
 
 class Adapter(NamedTuple):
@@ -61,15 +107,11 @@ class Adapter(NamedTuple):
         """The config of the base under the adapter, which may bring a classification head, or want none."""
         if self.task == "FEATURE_EXTRACTION":
             base.architectures = None
-        if (
-            self.task == "SEQ_CLS"
-            and base.model_type in CLASSIFIERS
-            and (classes := self._classes())
-        ):
-            base.architectures, base.num_labels = (
-                [CLASSIFIERS[base.model_type]],
-                classes,
-            )
+        if self.task == "SEQ_CLS" and base.model_type in CLASSIFIERS:
+            classes = self._classes()
+            if classes:
+                base.architectures = [CLASSIFIERS[base.model_type]]
+                base.num_labels = classes
         return base
 
     def brings(self, weight: str) -> bool:
@@ -79,50 +121,46 @@ class Adapter(NamedTuple):
     def has_tokenizer(self) -> bool:
         """Whether a tokenizer lies beside it, which may know more than the base's."""
         folder, where = self.where
-        absent = {
-            f"_raise_exceptions_for_{kind}": False
-            for kind in ("missing_entries", "connection_errors")
-        }
-        return (
-            cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
-        )
+        return file_in(folder, "tokenizer_config.json", where) is not None
 
     def vocabulary(self) -> int | None:
         """Tokens that the model has under the adapter, which may bring embeddings of more; None: those of the base."""
-        for key, shape in self._shapes().items():
-            if (
-                key.endswith(".weight")
-                and not EMBEDDINGS.isdisjoint(key.split("."))
-                and len(shape) == 2
-            ):
+        for shape in self._shapes_in(EMBEDDINGS):
+            if len(shape) == 2:
                 return shape[0]
         return None
 
     def has_outputs(self) -> bool:
         """Whether it brings the layer that predicts tokens."""
-        return any(
-            key.endswith(".weight") and not OUTPUTS.isdisjoint(key.split("."))
-            for key in self._shapes()
-        )
+        return next(self._shapes_in(OUTPUTS), None) is not None
+
+    def _shapes_in(self, modules: frozenset[str]) -> Iterator[list[int]]:
+        """The shape of each weight, biases aside, of modules with one of these names."""
+        for key, shape in self._shapes().items():
+            *path, kind = key.split(".")
+            if kind == "weight" and not modules.isdisjoint(path):
+                yield shape
 
     def _classes(self) -> int | None:
         """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
         heads = set(self.heads) - EMBEDDINGS - OUTPUTS
-        outputs = (
-            shape[0]
-            for key, shape in self._shapes().items()
-            if heads & set(key.split(".")) and shape[1:]
-        )
+        outputs = []
+        for key, shape in self._shapes().items():
+            is_matrix = len(shape) > 1
+            if is_matrix and not heads.isdisjoint(key.split(".")):
+                outputs.append(shape[0])
         return min(outputs, default=None)
 
     def _shapes(self) -> dict[str, list[int]]:
         """The shape of each of its weights."""
         folder, where = self.where
-        with (
-            refusing(f"The adapter {self.name!r} cannot be read", AGAIN),
-            safe_open(cached_file(folder, WEIGHTS, **where), framework="pt") as weights,
-        ):
-            return {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118  (no mapping)
+        shapes = {}
+        with refusing(f"The adapter {self.name!r} cannot be read", AGAIN):
+            file = cached_file(folder, WEIGHTS, **where)
+            with safe_open(file, framework="pt") as weights:
+                for key in weights.keys():  # noqa: SIM118  (not a mapping)
+                    shapes[key] = weights.get_slice(key).get_shape()
+        return shapes
 
 
 def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
@@ -140,47 +178,56 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
     """
     folder, place = located(name, source)
     where = {key: place[key] for key in ("revision", "subfolder") if place.get(key)}
-    may_be = "gguf_file" not in place and (
-        Path(folder).is_dir() or _HUB.fullmatch(folder)
-    )
-    file = find_adapter_config_file(folder, **where) if may_be else None
+    if "gguf_file" in place:
+        return None
+    if not Path(folder).is_dir() and not _HUB.fullmatch(folder):
+        return None
+    file = find_adapter_config_file(folder, **where)
     if file is None:
         return None
+
     check_extra("formats", "peft", f"The adapter {name!r}")
     with refusing(f"The adapter {name!r} cannot be read"):
         told = dict(json.loads(Path(file).read_text(encoding="utf-8")))
-    if any(Path(file).parent.glob("model*.safetensors")):
+    beside = Path(file).parent
+    if any(beside.glob("model*.safetensors")):
         raise UserError(
             f"Expected a model or an adapter in {name!r}, but got both. Move one into a folder of its own."
         )
-    base = told.get("base_model_name_or_path") or ""
-    beside = Path(file).parent / base
-    if not base or not (Path(base).exists() or beside.exists() or _HUB.fullmatch(base)):
-        raise UserError(
-            f"Expected the base of the adapter {name!r}, but got {base!r}, which is neither a folder here nor a name "
-            "on the Hub. Correct base_model_name_or_path in its adapter_config.json."
-        )
-    base = str(beside) if beside.exists() and not Path(base).exists() else base
+    base = _base_of(name, beside, told.get("base_model_name_or_path") or "")
     _check_weights(name, folder, where)
-    under = {**source, "revision": told.get("revision")}
     return Adapter(
         name,
-        (folder, where),
-        (base, under),
-        told.get("task_type"),
-        told.get("modules_to_save") or [],
+        where=(folder, where),
+        base=(base, {**source, "revision": told.get("revision")}),
+        task=told.get("task_type"),
+        heads=told.get("modules_to_save") or [],
+    )
+
+
+def _base_of(name: str, beside: Path, base: str) -> str:
+    """The base of an adapter as its config names it, or its folder beside the adapter.
+
+    Raises:
+        ValueError: there is no such folder, and no repository can have that name.
+    """
+    if base and Path(base).exists():
+        return base
+    if base and (beside / base).exists():
+        return str(beside / base)
+    if _HUB.fullmatch(base):
+        return base
+    raise UserError(
+        f"Expected the base of the adapter {name!r}, but got {base!r}, which is neither a folder here nor a name "
+        "on the Hub. Correct base_model_name_or_path in its adapter_config.json."
     )
 
 
 def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
     """Raise if an adapter has its weights in an older file alone: that could run code as it is read."""
-    absent = {
-        f"_raise_exceptions_for_{kind}": False
-        for kind in ("missing_entries", "connection_errors")
-    }
-    if cached_file(folder, WEIGHTS, **where, **absent) is not None:
+    if file_in(folder, WEIGHTS, where) is not None:
         return
-    if cached_file(folder, OLDER, **where, **absent) is None:
+    if file_in(folder, OLDER, where) is None:
         raise UserError(
             f"Expected the weights of the adapter {name!r} in {WEIGHTS}, but there is no such file. {AGAIN}"
         )
@@ -208,97 +255,122 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     Raises:
         ValueError: weights of the adapter are missing, or fit nowhere.
     """
-    from peft.tuners.tuners_utils import (
-        BaseTunerLayer,
-    )  # an extra: only adapters need it
-    from peft.utils import ModulesToSaveWrapper
+    conversions = getattr(model, "_weight_conversions", None)
+    unfit = _load(model, adapter)
+    if unfit:
+        raise UserError(
+            f"Expected the adapter {adapter.name!r} to fit its base, {adapter.base[0]!r}, but they differ in "
+            f"{min(unfit)} and {len(unfit) - 1} other weights. Name the base that it was trained on."
+        )
+    if merge is None:
+        quantised = getattr(model.config, "quantization_config", None) is not None
+        merge = model.dtype == torch.float32 and not quantised
+    _keep_saved(model)
+    if merge:
+        _merge(model)
+        # by which it is saved
+        vars(model).update(
+            _hf_peft_config_loaded=False, _weight_conversions=conversions
+        )
 
-    (folder, where), name, conversions = (
-        adapter.where,
-        adapter.name,
-        getattr(model, "_weight_conversions", None),
-    )
-    unfit = set[str]()
-    with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}", AGAIN):
+
+def _load(model: PreTrainedModel, adapter: Adapter) -> set[str]:
+    """Load an adapter into its base, with embeddings for its tokens; return what is missing or fits nowhere."""
+    folder, where = adapter.where
+    what = f"The adapter {adapter.name!r} cannot be put on {adapter.base[0]!r}"
+    with refusing(what, AGAIN):
         resized = _resize(model, adapter)
         info = model.load_adapter(
             folder, adapter_kwargs=where, ignore_mismatched_sizes=True
         )
-    outputs: Any = model.get_output_embeddings() if resized else None
-    if outputs is not None and adapter.has_outputs():
-        model.config.tie_word_embeddings = False  # they were kept apart
-    elif outputs is not None and model.config.tie_word_embeddings:
-        outputs.weight = _inner(model.get_input_embeddings()).weight
-    elif outputs is not None:
-        unfit.add("the output embeddings of its new tokens")
+    unfit = set(info.missing_keys)
+    for key, *_ in info.mismatched_keys:
+        unfit.add(key)
     for key in info.unexpected_keys:
         # Of a bare encoder no pooler is loaded; and peft writes some modules twice.
-        if ".pooler." not in f".{key}" and not key.endswith(
-            (".modules_to_save.weight", ".original_module.weight")
-        ):
+        twice = key.endswith((".modules_to_save.weight", ".original_module.weight"))
+        if not twice and ".pooler." not in f".{key}":
             unfit.add(key)
-    unfit |= {*info.missing_keys, *(key for key, *_ in info.mismatched_keys)}
-    if unfit:
-        raise UserError(
-            f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {min(unfit)} and "
-            f"{len(unfit) - 1} other weights. Name the base that it was trained on."
-        )
-    if merge is None:
-        merge = (
-            model.dtype == torch.float32
-            and getattr(model.config, "quantization_config", None) is None
-        )
-    for path, part in list(model.named_modules()):
-        if isinstance(
-            part, ModulesToSaveWrapper
-        ):  # it keeps what was there before, too
-            model.set_submodule(path, part.modules_to_save["default"])
-        if merge and isinstance(part, BaseTunerLayer):
-            base: Any = part.get_base_layer()
-            base.weight = nn.Parameter(
-                base.weight.detach().clone()
-            )  # which another layer may share
-            part.merge()
-            model.set_submodule(path, base)
-            if base in (model.get_input_embeddings(), model.get_output_embeddings()):
-                model.config.tie_word_embeddings = False
-    if merge:
-        del model.requires_grad_(True).peft_config
-        vars(model).update(
-            _hf_peft_config_loaded=False, _weight_conversions=conversions
-        )  # by which it is saved
+    if resized and not _predicts_new_tokens(model, adapter):
+        unfit.add("the output embeddings of its new tokens")
+    return unfit
 
 
 def _resize(model: PreTrainedModel, adapter: Adapter) -> bool:
     """Give a base embeddings of as many tokens as its adapter brings; whether that was necessary."""
     tokens = adapter.vocabulary()
-    if tokens is None or tokens == len(cast(Any, model.get_input_embeddings()).weight):
+    embeddings: Any = model.get_input_embeddings()
+    if tokens is None or tokens == len(embeddings.weight):
         return False
     with torch.random.fork_rng(devices=[]):
         model.resize_token_embeddings(tokens, mean_resizing=False)
     return True
 
 
+def _predicts_new_tokens(model: PreTrainedModel, adapter: Adapter) -> bool:
+    """Whether the output layer of a resized base has weights for the new tokens, or there is none; ties them again."""
+    outputs: Any = model.get_output_embeddings()
+    if outputs is None:
+        return True
+    if adapter.has_outputs():
+        model.config.tie_word_embeddings = False  # they were kept apart
+        return True
+    if not model.config.tie_word_embeddings:
+        return False
+    outputs.weight = _inner(model.get_input_embeddings()).weight
+    return True
+
+
 def _inner(part: Any) -> Any:
     """The layer that an adapter has put something around, or has replaced."""
     saved = getattr(part, "modules_to_save", None)
-    part = part if saved is None else saved["default"]
+    if saved is not None:
+        part = saved["default"]
     return getattr(part, "base_layer", part)
+
+
+def _keep_saved(model: PreTrainedModel) -> None:
+    """Keep the modules that an adapter brings; peft keeps those that were there before, too."""
+    from peft.utils import ModulesToSaveWrapper  # an extra: only adapters need it
+
+    for path, part in list(model.named_modules()):
+        if isinstance(part, ModulesToSaveWrapper):
+            model.set_submodule(path, part.modules_to_save["default"])
+
+
+def _merge(model: PreTrainedModel) -> None:
+    """Add the weights of an adapter to those of its base, and forget the adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer  # an extra, likewise
+
+    for path, part in list(model.named_modules()):
+        if not isinstance(part, BaseTunerLayer):
+            continue
+        base: Any = part.get_base_layer()
+        # a weight of its own: another layer may share this one
+        base.weight = nn.Parameter(base.weight.detach().clone())
+        part.merge()
+        model.set_submodule(path, base)
+        if base in (model.get_input_embeddings(), model.get_output_embeddings()):
+            model.config.tie_word_embeddings = False
+    del model.requires_grad_(True).peft_config
 
 
 def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
     """Let a model use the weights of another wherever theirs are equal, if one of them is under an unmerged adapter."""
-    if not (hasattr(model, "peft_config") or hasattr(other, "peft_config")):
+    if not hasattr(model, "peft_config") and not hasattr(other, "peft_config"):
         return
-    theirs = {
-        name.replace(_WRAPPED, "."): weight for name, weight in other.named_parameters()
-    }
+    theirs = {}
+    for name, weight in other.named_parameters():
+        theirs[name.replace(_WRAPPED, ".")] = weight
     for name, weight in list(model.named_parameters(remove_duplicate=False)):
-        same = theirs.get(name.replace(_WRAPPED, "."), weight)
-        if (
-            type(same) is type(weight) is nn.Parameter
-            and same.dtype == weight.dtype
-            and torch.equal(same, weight)
-        ):
+        same = theirs.get(name.replace(_WRAPPED, "."))
+        if same is not None and _are_equal(same, weight):
             path, _, last = name.rpartition(".")
             setattr(model.get_submodule(path), last, same)
+
+
+def _are_equal(one: nn.Parameter, other: nn.Parameter) -> bool:
+    """Whether two plain weights have the same type and values."""
+    if type(one) is not nn.Parameter or type(other) is not nn.Parameter:
+        return False
+    return one.dtype == other.dtype and torch.equal(one, other)

@@ -17,8 +17,7 @@ from aligners.files.atomic import let_write, write_text
 from aligners.files.sealed import read_sealed_json, sealed_json
 from aligners.models.calling import Caller
 from aligners.models.hooks import blocks_of
-from aligners.models.loading.adapters import adapter_of
-from aligners.models.loading.named import located
+from aligners.models.loading.adapters import adapter_of, located
 from aligners.models.loading.placement import check_placement
 from aligners.models.model import FrozenModel
 
@@ -63,15 +62,9 @@ class KnownModels:
         files = _files_of(name, source)
         if source.get("trust_remote_code") or not files:
             return None
-        about = [
-            *map(str, options),
-            transformers.__version__,
-            *(_described(path) for path in files),
-        ]
-        return (
-            self._folder
-            / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
-        )
+        about = [*map(str, options), transformers.__version__, *map(_described, files)]
+        digest = blake2b(json.dumps(about).encode(), digest_size=12)
+        return self._folder / f"{digest.hexdigest()}.json"
 
     def find(self, place: Path) -> Known | None:
         """What is known of the model that is written down there; None: nothing."""
@@ -99,32 +92,38 @@ def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
     """The files of a model and of an adapter's base; for one on the Hub, the downloaded files of its revision.
 
     Returns:
-        None at all where any of them has no weights.
+        Their paths; an empty list if any of them has no weights.
     """
     place, where = located(name, source)
-    folder = Path(place)
-    if not folder.is_dir():
-        try:
-            folder = Path(
-                snapshot_download(
-                    place,
-                    revision=where.get("revision"),
-                    allow_patterns=["config.json"],
-                )
-            )
-        except (OSError, ValueError):  # it is not on this machine, or its name is none
-            return []
+    folder = _folder_of(place, where.get("revision"))
+    if folder is None:
+        return []
     folder /= where.get("subfolder", "")
     if "gguf_file" in where:
         return [folder / where["gguf_file"]]
+
     files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS + OTHERS)
+    suffixes = {path.suffix for path in files}
+    if suffixes.isdisjoint(WEIGHTS):
+        return []
     adapter = adapter_of(name, source)
-    beneath = _files_of(*adapter.base) if adapter is not None else files
-    return (
-        [*files, *beneath]
-        if beneath and any(path.suffix in WEIGHTS for path in files)
-        else []
-    )
+    if adapter is None:
+        return files
+    beneath = _files_of(*adapter.base)
+    return [*files, *beneath] if beneath else []
+
+
+def _folder_of(place: str, revision: str | None) -> Path | None:
+    """The folder itself, or that of the downloaded files of a repository; None if it is not on this machine."""
+    if Path(place).is_dir():
+        return Path(place)
+    try:
+        downloaded = snapshot_download(
+            place, revision=revision, allow_patterns=["config.json"]
+        )
+    except (OSError, ValueError):  # it is not on this machine, or its name is none
+        return None
+    return Path(downloaded)
 
 
 def _described(path: Path) -> list[Any]:
@@ -156,12 +155,11 @@ class SleepingModel(FrozenModel):
         **named: Any,
     ) -> None:
         super().__init__(*model, **named)
-        self._place, self._read, self.fingerprint = (
-            torch.device("cpu"),
-            read,
-            about.fingerprint,
-        )
-        self.nbytes, self.causal = about.nbytes, about.causal
+        self._place = torch.device("cpu")
+        self._read = read
+        self.fingerprint = about.fingerprint
+        self.nbytes = about.nbytes
+        self.causal = about.causal
         for part in WITH_WEIGHTS:
             del self.__dict__[part]
 
@@ -199,11 +197,12 @@ class SleepingModel(FrozenModel):
         """The weights are nowhere yet."""
 
     def _wake(self) -> None:
-        model, known = (
-            self._read().eval().requires_grad_(False),
-            self.__dict__.pop("fingerprint"),
-        )
-        self.model, self.blocks, self._caller = model, blocks_of(model), Caller(model)
+        """Read the weights."""
+        model = self._read().eval().requires_grad_(False)
+        known = self.__dict__.pop("fingerprint")
+        self.model = model
+        self.blocks = blocks_of(model)
+        self._caller = Caller(model)
         check_placement(model, self.blocks)
         if self.fingerprint != known:
             raise UserError(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from aligners.errors import UserError
-from aligners.models.architectures import Architecture, Task, architecture_of
+from aligners.models.architectures import Task, architecture_of
 from aligners.models.hooks import blocks_of
 from aligners.models.loading.adapters import brings_tokens
-from aligners.models.loading.known import KnownModels, SleepingModel
+from aligners.models.loading.known import Known, KnownModels, SleepingModel
 from aligners.models.loading.model_files import (
     listed,
     quiet,
@@ -30,6 +29,14 @@ from aligners.models.model import FrozenModel, quantisation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+
+logger = getLogger(__name__)
+
+_HEADS: dict[Task, Any] = {
+    "classification": transformers.AutoModelForSequenceClassification,
+    "masked": transformers.AutoModelForMaskedLM,
+    "causal": transformers.AutoModelForCausalLM,
+}
 
 
 def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) -> None:
@@ -47,16 +54,6 @@ def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) 
             f"Expected `trainer.precision` {' or '.join(allowed)}, but got {trainer.precision}: aligners and sums stay "
             "in full precision. For the models, which take most of the time, set `data.dtype`, for example to bfloat16."
         )
-
-
-logger = getLogger(__name__)
-
-
-_HEADS: dict[Task, Any] = {
-    "classification": transformers.AutoModelForSequenceClassification,
-    "masked": transformers.AutoModelForMaskedLM,
-    "causal": transformers.AutoModelForCausalLM,
-}
 
 
 def load_frozen(
@@ -100,117 +97,160 @@ def load_frozen(
             are missing or of another shape, the tokenizer is missing, or the device map splits a block or leaves
             weights where they are not used.
     """
+    path = str(name)
+    label = known_as or path
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options = {
-        "trust_remote_code": trust_remote_code,
-        **weight_options(dtype, attn_implementation),
-    }
-    named: dict[str, Any] = {"name": known_as or str(name), "revision": revision}
+    options = weight_options(dtype, attn_implementation)
     with quiet():
-        config = read_config(str(name), source)
-        architecture = architecture_of(config.model_type)
-        tasks = [architecture.task(kind, config) for kind in config.architectures or ()]
-        task = next((task for task in tasks if task is not None), None)
-        if device_map is not None:
-            empty = _skeleton(
-                config, task, architecture, {"trust_remote_code": trust_remote_code}
-            )
-            check_device_map(device_map, empty, blocks_of(empty))
-        placed = {
-            **options,
-            "revision": revision,
-            "device_map": device_map,
-            "merge_adapters": merge_adapters,
-        }
-        if (
-            architecture.rereads
-        ):  # or a T5Gemma's encoder would not be loaded without its decoder
-            config.is_encoder_decoder = False
-        read = quiet()(
-            partial(_model, str(name), task, architecture, placed | {"config": config})
-        )
-        lasting = device_map is None and quantisation(config) in (
-            None,
-            "torchao",
-        )  # the same on every device
-        lasting = lasting and not brings_tokens(
-            str(name), source
-        )  # or its config is not that of the files
-        place = (
-            known.place(str(name), source, options["dtype"], merge_adapters)
-            if known and lasting
-            else None
-        )
-        entry = known.find(place) if known is not None and place is not None else None
+        checkpoint = _Checkpoint(path, source, options, device_map, merge_adapters)
+        place, entry = checkpoint.look_up(known)
         # A model's faults are said before its tokenizer's.
-        model = (
-            read()
-            if entry is None
-            else _skeleton(
-                config, None if entry.headless else task, architecture, options
-            )
-        )
-        words = read_tokenizer(str(name), source, model.config) if tokenizer else None
-    if entry is not None:
-        return _told(SleepingModel(model, words, **named, about=entry, read=read)).to(
-            device
-        )
-    frozen = _told(FrozenModel(model, words, **named))
-    if known is not None and place is not None:
-        known.note(
-            place, frozen, headless=task is not None and model.base_model is model
-        )
-    return frozen if device_map is not None else frozen.to(device)
+        model = checkpoint.read() if entry is None else checkpoint.sleeping(entry)
+        words = None
+        if tokenizer:
+            words = read_tokenizer(path, source, model.config)
 
-
-def _told(model: FrozenModel) -> FrozenModel:
-    """Log what makes a model doubtful."""
-    for caution in model.cautions:
-        logger.warning(caution)
-    return model
-
-
-def _skeleton(
-    config: PreTrainedConfig,
-    task: Task | None,
-    architecture: Architecture,
-    options: Mapping[str, Any],
-) -> PreTrainedModel:
-    """The model without weights, on the meta device."""
-    loader, bare = (
-        (architecture.bare_class, architecture.bare)
-        if task is None
-        else (_HEADS[task], {})
-    )
-    with torch.device("meta"):
-        return loader.from_config(config, **options, **bare)
-
-
-def _model(
-    name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]
-) -> PreTrainedModel:
-    if task is None:
-        model, unfit = read_weights(
-            name, architecture.bare_class, {**options, **architecture.bare}
-        )
+    frozen: FrozenModel
+    if entry is None:
+        frozen = FrozenModel(model, words, name=label, revision=revision)
+        if known is not None and place is not None:
+            known.note(place, frozen, headless=checkpoint.is_headless(model))
     else:
-        model, unfit = read_weights(name, _HEADS[task], options)
-        inside = f"{model.base_model_prefix}."
-        # Sentence encoders often name the language model that they were made from, and have thrown its head away.
-        if (
-            task != "classification"
-            and unfit
-            and not any(key.startswith(inside) for key in unfit)
-        ):
-            logger.warning(
-                "%s has no weights for the head of a %s: no head is loaded.",
-                name,
-                type(model).__name__,
-            )
-            return _model(name, None, architecture, options)
-    if unfit:
-        raise UserError(
-            f"Expected all weights of a {type(model).__name__} in {name!r}, but got none, or none of the right shape, "
-            f"for {listed(unfit)}. They would be random: fine-tune the model first, or name a checkpoint that has them."
+        frozen = SleepingModel(
+            model,
+            words,
+            name=label,
+            revision=revision,
+            about=entry,
+            read=checkpoint.read,
         )
-    return model
+    for caution in frozen.cautions:
+        logger.warning(caution)
+    if device_map is None:
+        frozen.to(device)
+    return frozen
+
+
+class _Checkpoint:
+    """A checkpoint whose config is read, and how its weights will be.
+
+    Args:
+        name: Hub id or folder.
+        source: `revision` and `trust_remote_code`.
+        options: how weights are loaded and run.
+        device_map: as for `load_frozen`.
+        merge_adapters: likewise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: dict[str, Any],
+        options: dict[str, Any],
+        device_map: DeviceMap | None,
+        merge_adapters: bool | None,
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.options = options
+        self.device_map = device_map
+        self.merge_adapters = merge_adapters
+        self.config = read_config(name, source)
+        self.architecture = architecture_of(self.config.model_type)
+        self.task = self._task()
+        if device_map is not None:
+            empty = self._skeleton(self.task)
+            check_device_map(device_map, empty, blocks_of(empty))
+        if self.architecture.rereads:
+            # or a T5Gemma's encoder would not be loaded without its decoder
+            self.config.is_encoder_decoder = False
+
+    def _task(self) -> Task | None:
+        """The task of the head that the config names; None if it names none."""
+        for kind in self.config.architectures or ():
+            task = self.architecture.task(kind, self.config)
+            if task is not None:
+                return task
+        return None
+
+    def look_up(self, known: KnownModels | None) -> tuple[Path | None, Known | None]:
+        """Where `known` writes down what it knows of the model, and what it knows; None for what there is not.
+
+        Only a model that is the same on every device, and whose config is that of its files, is written down.
+        """
+        if known is None or self.device_map is not None:
+            return None, None
+        if quantisation(self.config) not in (None, "torchao"):
+            return None, None
+        if brings_tokens(self.name, self.source):
+            return None, None
+        dtype = self.options["dtype"]
+        place = known.place(self.name, self.source, dtype, self.merge_adapters)
+        if place is None:
+            return None, None
+        return place, known.find(place)
+
+    def is_headless(self, model: PreTrainedModel) -> bool:
+        """Whether a model was read without the head that the config names."""
+        return self.task is not None and model.base_model is model
+
+    def sleeping(self, known: Known) -> PreTrainedModel:
+        """The model without weights, on the meta device, with the head that it is known to have."""
+        task = None if known.headless else self.task
+        return self._skeleton(task, **self.options)
+
+    def _skeleton(self, task: Task | None, **options: Any) -> PreTrainedModel:
+        """The model with the head of a task and without weights, on the meta device."""
+        options["trust_remote_code"] = self.source["trust_remote_code"]
+        with torch.device("meta"):
+            if task is not None:
+                return _HEADS[task].from_config(self.config, **options)
+            options |= self.architecture.bare
+            return self.architecture.bare_class.from_config(self.config, **options)
+
+    def read(self) -> PreTrainedModel:
+        """The model with its weights.
+
+        Raises:
+            ValueError: weights are missing, or of another shape.
+        """
+        with quiet():
+            model, unfit = self._weights(self.task)
+            if self._lacks_head(model, unfit):
+                logger.warning(
+                    "%s has no weights for the head of a %s: no head is loaded.",
+                    self.name,
+                    type(model).__name__,
+                )
+                model, unfit = self._weights(None)
+        if unfit:
+            raise UserError(
+                f"Expected all weights of a {type(model).__name__} in {self.name!r}, but got none, or none of the "
+                f"right shape, for {listed(unfit)}. They would be random: fine-tune the model first, or name a "
+                "checkpoint that has them."
+            )
+        return model
+
+    def _weights(self, task: Task | None) -> tuple[PreTrainedModel, list[str]]:
+        """The model with the head of a task, and its weights that are random."""
+        options = {
+            **self.source,
+            **self.options,
+            "config": self.config,
+            "device_map": self.device_map,
+            "merge_adapters": self.merge_adapters,
+        }
+        if task is not None:
+            return read_weights(self.name, _HEADS[task], options)
+        options |= self.architecture.bare
+        return read_weights(self.name, self.architecture.bare_class, options)
+
+    def _lacks_head(self, model: PreTrainedModel, unfit: Sequence[str]) -> bool:
+        """Whether all that is random belongs to a language modelling head.
+
+        Sentence encoders often name the language model that they were made from, and have thrown its head away.
+        """
+        if self.task in (None, "classification") or not unfit:
+            return False
+        inside = f"{model.base_model_prefix}."
+        return not any(key.startswith(inside) for key in unfit)

@@ -17,15 +17,21 @@ from transformers import (
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_MODELS,
 )
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 from transformers.utils.quantization_config import GgufConfig
 
 from aligners.errors import UserError
 from aligners.files.sealed import WEIGHTS, WORDS, check_model, seal_model
 from aligners.files.user_files import refusing
 from aligners.models.architectures import register_solu
-from aligners.models.loading.adapters import adapter_of, put_on
-from aligners.models.loading.named import GGUF, located
+from aligners.models.loading.adapters import (
+    GGUF,
+    Adapter,
+    adapter_of,
+    file_in,
+    located,
+    put_on,
+)
 
 AGAIN = "If a file of it is missing, damaged or incomplete, download or save the model again."
 
@@ -33,7 +39,7 @@ AGAIN = "If a file of it is missing, damaged or incomplete, download or save the
 def weight_options(
     dtype: str | torch.dtype, attn_implementation: str | None
 ) -> dict[str, Any]:
-    """How weights are loaded and run, as `from_pretrained` takes it: None there would be a wish of its own.
+    """How weights are loaded and run, as `from_pretrained` takes it; it would not take None for its default.
 
     Raises:
         ValueError: there is no such floating-point type.
@@ -60,33 +66,41 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     register_solu()  # a config may name it
     adapter = adapter_of(name, source)
     if adapter is not None:
-        try:
-            return adapter.config(read_config(*adapter.base))
-        except UserError as error:
-            base = adapter.base[0]
-            raise UserError(
-                f"The base of the adapter {name!r}, {base!r}, cannot be read. {error}"
-            ) from error
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        files = sorted(map(str, Path(name).glob(f"*{GGUF}")))
-        instead = (
-            f"Name one of its files: {listed(files)}."
-            if files
-            else "Name another one, or save it again."
-        )
-        raise UserError(
-            f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
-            f"config.json: it is not a model, or is incomplete. {instead}"
-        )
+        return _config_under(adapter)
+    _check_folder(Path(name))
     place, where = located(name, source)
     with refusing(*_unreadable(name)):
         config = AutoConfig.from_pretrained(place, **where)
     _check_sizes(name, config)
-    if (
-        "gguf_file" in where and config.model_type in LANGUAGE_MODELS
-    ):  # the file names no class
+    if "gguf_file" in where and config.model_type in LANGUAGE_MODELS:
+        # the file names no class
         config.architectures = [LANGUAGE_MODELS[config.model_type]]
     return config
+
+
+def _config_under(adapter: Adapter) -> PreTrainedConfig:
+    """The config of the base of an adapter, as the adapter wants it."""
+    base, source = adapter.base
+    try:
+        return adapter.config(read_config(base, source))
+    except UserError as error:
+        raise UserError(
+            f"The base of the adapter {adapter.name!r}, {base!r}, cannot be read. {error}"
+        ) from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise if a folder has no config."""
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return
+    instead = "Name another one, or save it again."
+    files = sorted(map(str, folder.glob(f"*{GGUF}")))
+    if files:
+        instead = f"Name one of its files: {listed(files)}."
+    raise UserError(
+        f"Expected a model folder as `save_pretrained` writes it, but got {str(folder)!r}, which has no "
+        f"config.json: it is not a model, or is incomplete. {instead}"
+    )
 
 
 def _unreadable(name: str) -> tuple[str, str]:
@@ -126,31 +140,24 @@ def _check_sizes(name: str, config: PreTrainedConfig) -> None:
 
 def _check_kinds(name: str, place: str, where: dict[str, Any]) -> None:
     """Raise if weights are stored as whole numbers, which transformers would round to: most of them to 0."""
-    absent = {
-        f"_raise_exceptions_for_{kind}": False
-        for kind in ("missing_entries", "connection_errors")
-    }
-    options = {key: where[key] for key in ("revision", "subfolder") if where.get(key)}
     config = where.get("config")
     if "gguf_file" in where or getattr(config, "quantization_config", None) is not None:
         return
-    file = cached_file(place, "model.safetensors", **options, **absent)
+    options = {key: where[key] for key in ("revision", "subfolder") if where.get(key)}
+    file = file_in(place, "model.safetensors", options)
     if file is None:
         return
-    with (
-        refusing(f"The model {name!r} cannot be loaded", AGAIN),
-        safe_open(file, framework="pt") as stored,
-    ):
-        kinds = {key: stored.get_slice(key).get_dtype() for key in stored.keys()}  # noqa: SIM118  (not a mapping)
-    whole = [
-        key
-        for key, kind in kinds.items()
-        if key.endswith("weight") and kind.startswith(("I", "U", "BOOL"))
-    ]
+    whole = {}
+    with refusing(f"The model {name!r} cannot be loaded", AGAIN):  # noqa: SIM117
+        with safe_open(file, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118  (not a mapping)
+                kind = stored.get_slice(key).get_dtype()
+                if key.endswith("weight") and kind.startswith(("I", "U", "BOOL")):
+                    whole[key] = kind
     if whole:
         raise UserError(
-            f"Expected floating-point weights in the model {name!r}, but {listed(whole)} are stored as "
-            f"{kinds[whole[0]]}. Save the model in float32, float16 or bfloat16."
+            f"Expected floating-point weights in the model {name!r}, but {listed(list(whole))} are stored as "
+            f"{next(iter(whole.values()))}. Save the model in float32, float16 or bfloat16."
         )
 
 
@@ -175,27 +182,23 @@ def read_weights(
         return model, [key for key in unfit if not adapter.brings(key)]
     if Path(name).is_dir():
         check_model(Path(name), WEIGHTS)
-    place, where = located(
-        name, {key: value for key, value in options.items() if key != "merge_adapters"}
-    )
-    if (
-        "gguf_file" in where
-    ):  # by default it depends on the machine whether weights stay packed
+    place, where = located(name, options)
+    where.pop("merge_adapters", None)
+    what = f"The model {name!r} cannot be loaded"
+    if "gguf_file" in where:
+        what = _unreadable(name)[0]
+        # by default it depends on the machine whether weights stay packed
         where["quantization_config"] = GgufConfig(dequantize=True)
-    what = (
-        _unreadable(name)[0]
-        if "gguf_file" in where
-        else f"The model {name!r} cannot be loaded"
-    )
     _check_kinds(name, place, where)
     with refusing(what, AGAIN):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, info = loader.from_pretrained(
             place, output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
-    return model, sorted(
-        {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
-    )
+    random = set(info["missing_keys"])
+    for key, *_ in info["mismatched_keys"]:
+        random.add(key)
+    return model, sorted(random)
 
 
 def read_tokenizer(
@@ -227,15 +230,17 @@ def read_tokenizer(
         raise UserError(f"{expected} one without a vocabulary. {advice}")
     size = config.get_text_config().vocab_size
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= size:
-        tokenizer.pad_token = None  # the model has no embedding for it: any token does where nothing is looked at
+        # the model has no embedding for it: any token does where nothing is looked at
+        tokenizer.pad_token = None
     return tokenizer
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
     """The first few names, and how many more there are, for a message."""
-    return ", ".join(names[:most]) + (
-        f" and {len(names) - most} more" if len(names) > most else ""
-    )
+    said = ", ".join(names[:most])
+    if len(names) > most:
+        said += f" and {len(names) - most} more"
+    return said
 
 
 @contextmanager

@@ -11,12 +11,8 @@ from aligners.errors import UserError, check_extra
 from aligners.models.hooks import Blocks
 
 DeviceMap = str | Mapping[str, int | str | torch.device]
-_CHOSEN = (
-    "auto",
-    "balanced",
-    "balanced_low_0",
-    "sequential",
-)  # by transformers, from what fits
+# how transformers chooses, from what fits
+_CHOSEN = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_device(name: str | int | torch.device, argument: str) -> torch.device:
@@ -26,7 +22,8 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
         ValueError: it is not a device, weights cannot be read there, or this machine lacks it. Names `argument`.
     """
     try:
-        device = torch.device("meta" if name == "disk" else name)  # neither computes
+        # neither "meta" nor "disk" computes
+        device = torch.device("meta" if name == "disk" else name)
     except (RuntimeError, TypeError) as error:
         raise UserError(
             f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}."
@@ -59,36 +56,35 @@ def check_device_map(
         if device_map not in _CHOSEN:
             check_device(device_map, "device_map")
         return
-    devices = {
-        module: check_device(name, "device_map") for module, name in device_map.items()
-    }
+    devices = {}
+    for module, name in device_map.items():
+        devices[module] = check_device(name, "device_map")
     kinds = {device.type for device in devices.values()}
-    if "cpu" in kinds and len(kinds) > 1:
-        raise UserError(
-            _not_there(
-                "device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}"
-            )
-        )
-    placed: dict[int, torch.device] = {}
+    others = sorted(kinds - {"cpu"})
+    if "cpu" in kinds and others:
+        raise UserError(_not_there("device_map", f"cpu beside {' and '.join(others)}"))
+
+    placed: dict[nn.Parameter, torch.device] = {}
     for name, weight in model.named_parameters():
-        parts = name.split(
-            "."
-        )  # from the weight itself over its modules to the whole model
-        around = next(
-            (
-                path
-                for n in range(len(parts), -1, -1)
-                if (path := ".".join(parts[:n])) in devices
-            ),
-            None,
+        placed[weight] = _place_of(name, devices)
+    _check_whole(blocks, placed.__getitem__)
+
+
+def _place_of(weight: str, devices: Mapping[str, torch.device]) -> torch.device:
+    """The device of the smallest module around a weight that a device map names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    path = weight
+    while path and path not in devices:
+        path = path.rpartition(".")[0]
+    if path not in devices:
+        raise UserError(
+            f"Expected a `device_map` with a place for every weight, but got none for {weight}. Name its module, or "
+            "'' for all that is not named."
         )
-        if around is None:
-            raise UserError(
-                f"Expected a `device_map` with a place for every weight, but got none for {name}. Name its module, or "
-                "'' for all that is not named."
-            )
-        placed[id(weight)] = devices[around]
-    _check_whole(blocks, lambda weight: placed[id(weight)])
+    return devices[path]
 
 
 def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
@@ -97,16 +93,14 @@ def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
     Raises:
         ValueError: a block is split between devices, or weights are kept elsewhere until they are needed.
     """
-    absent = next(
-        (name for name, weight in model.named_parameters() if weight.is_meta), None
-    )
-    if absent is not None:
-        raise UserError(_not_there("device_map", f"one that leaves {absent} there"))
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise UserError(_not_there("device_map", f"one that leaves {name} there"))
     _check_whole(blocks, lambda weight: weight.device)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether accelerate has placed the parts of the model, and moves their inputs."""
+    """Whether accelerate has placed the parts of the model, and moves their inputs."""
     return any("_hf_hook" in vars(part) for part in model.modules())
 
 
@@ -127,18 +121,21 @@ def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedMode
 def _check_whole(
     blocks: Blocks, device_of: Callable[[nn.Parameter], torch.device]
 ) -> None:
+    """Raise if a block is split between devices."""
     for number, block in enumerate(blocks, start=1):
-        placed = {name: device_of(weight) for name, weight in block.named_parameters()}
-        first = next(iter(placed))
-        other = next((name for name in placed if placed[name] != placed[first]), None)
-        if other is not None:
+        (first, weight), *others = block.named_parameters()
+        device = device_of(weight)
+        for name, weight in others:
+            if device_of(weight) == device:
+                continue
             raise UserError(
                 "Expected a `device_map` that keeps every block on one device, but got one that splits block "
-                f"{number}: {first} is on {placed[first]}, {other} on {placed[other]}. Name the blocks as a whole."
+                f"{number}: {first} is on {device}, {name} on {device_of(weight)}. Name the blocks as a whole."
             )
 
 
 def _not_there(argument: str, received: str) -> str:
+    """What is said of weights that lie where nothing computes."""
     return (
         f"Expected `{argument}` to put every weight on a device that computes with it, but got {received}. That keeps "
         "weights elsewhere until they are used, where they cannot be read or replaced. Use more devices or a smaller "

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.models import load_frozen
+from aligners.models.loading.adapters import located
 from aligners.models.loading.known import KnownModels, SleepingModel
-from aligners.models.loading.named import located
 from aligners.models.tokenizers import byte_pairs
 
 WIDTH = 64  # rows of blocks have 32 values
