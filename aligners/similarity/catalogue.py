@@ -31,20 +31,6 @@ Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
 ATTENTION = ("heads", "head_moments")  # the families that need attention weights
 
 
-class Decomposed(NamedTuple):
-    """What a fitted measure decomposes, and shares with all that decompose the same.
-
-    Attributes:
-        whitening: share of the variance of each layer, and whether features are standardised; see `whitening`.
-        pairs: whether pairs of layers are decomposed, too; if not, it is a regression.
-        directions: whether these give directions as well.
-    """
-
-    whitening: tuple[float, bool] = (1.0, False)
-    pairs: bool = True
-    directions: bool = False
-
-
 class Measure(NamedTuple):
     """How a measure is computed from what an arm has kept.
 
@@ -58,7 +44,8 @@ class Measure(NamedTuple):
         budget: most rows of a sample.
         chance: of what is fitted, from the content to the share of variance that independent data would have in common
             (L_x, L_y); see `aligners.similarity.functional.canonical_correlations`.
-        decomposed: what it decomposes, if anything.
+        whitened: of what is fitted, the whitening of each layer that it takes, which measures share: share of the
+            variance, and whether features are standardised; see `whitening`.
     """
 
     name: str
@@ -68,7 +55,7 @@ class Measure(NamedTuple):
     held_out: Callable[[Any, Any], Tensor] | None = None
     budget: int = 0
     chance: Callable[[Any], Tensor] | None = None
-    decomposed: Decomposed | None = None
+    whitened: tuple[float, bool] | None = None
 
 
 _FURTHER: dict[str, Measure] = {}
@@ -85,54 +72,63 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     Args:
         share: of the variance that SVCCA and PWCCA keep.
     """
-    mean, square, weighted = (
-        Correlations.mean,
-        Correlations.mean_square,
-        Correlations.weighted,
-    )
-    heads: Family = "head_moments"
-    kinds: tuple[Kinds, ...] = get_args(Kinds)
-    measures = (
+    measures = [*_of_states(share), *_of_attention(share)]
+    return {measure.name: measure for measure in measures} | _FURTHER
+
+
+def _of_states(share: float) -> list[Measure]:
+    """The measures of states, in the order of reports."""
+    mean = Correlations.mean
+    square = Correlations.mean_square
+    weighted = Correlations.weighted
+    return [
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("mean_minibatch_cka", "batches", mean_cka),
-        Measure(
-            "rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000
-        ),
+        Measure("rbf_cka", "rows", _on_rows(rbf_cka), budget=2000),
         _correlated("cca", "CCA", mean),
         _correlated("svcca", "SVCCA", mean, share),
-        _correlated("r2_cca", "R² of CCA", square)._replace(held_out=None),
-        _correlated("r2_svcca", "R² of SVCCA", square, share)._replace(held_out=None),
+        _correlated("r2_cca", "R² of CCA", square),
+        _correlated("r2_svcca", "R² of SVCCA", square, share),
         _correlated("pwcca", "PWCCA", weighted, share),
         _correlated("svcca_standardised", "SVCCA", mean, share, True),
         _correlated("pwcca_standardised", "PWCCA", weighted, share, True),
         _regression("r2", r2, r2_held_out),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
-        Measure("rsa", "rows", lambda sample: rsa(sample.x, sample.y), budget=5000),
-        *(
-            Measure(
-                f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False
-            )
-            for kind in kinds
-        ),
-        Measure("attention_cka", heads, _on(linear_cka)),
-        _correlated("attention_svcca", "SVCCA", mean, share)._replace(family=heads),
-        _correlated("attention_pwcca", "PWCCA", weighted, share)._replace(family=heads),
-        _correlated(
-            "attention_svcca_standardised", "SVCCA", mean, share, True
-        )._replace(family=heads),
-        _correlated(
-            "attention_pwcca_standardised", "PWCCA", weighted, share, True
-        )._replace(family=heads),
-    )
-    return {measure.name: measure for measure in measures} | _FURTHER
+        Measure("rsa", "rows", _on_rows(rsa), budget=5000),
+    ]
+
+
+def _of_attention(share: float) -> list[Measure]:
+    """The measures of attention weights, in the order of reports."""
+    mean = Correlations.mean
+    weighted = Correlations.weighted
+    measures = []
+    for kind in get_args(Kinds):
+        compute = partial(attnsim, kind=kind)
+        name = f"attnsim_{kind}"
+        measures.append(Measure(name, "heads", compute, symmetric=False))
+    for measure in (
+        Measure("attention_cka", "moments", _on(linear_cka)),
+        _correlated("attention_svcca", "SVCCA", mean, share),
+        _correlated("attention_pwcca", "PWCCA", weighted, share),
+        _correlated("attention_svcca_standardised", "SVCCA", mean, share, True),
+        _correlated("attention_pwcca_standardised", "PWCCA", weighted, share, True),
+    ):
+        measures.append(measure._replace(family="head_moments"))
+    return measures
 
 
 def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A measure that shares nothing with others: a formula of the moments."""
     return lambda shared: formula(shared.moments)
+
+
+def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A formula of a sample of rows."""
+    return lambda sample: formula(sample.x, sample.y)
 
 
 def _correlated(
@@ -146,27 +142,26 @@ def _correlated(
     weighted = average == Correlations.weighted
 
     def compute(shared: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
-        return average(
-            shared.correlations(
-                label, share, held_out, standardised=standardised, weighted=weighted
-            )
+        correlations = shared.correlations(
+            label, share, held_out, standardised=standardised, weighted=weighted
         )
+        return average(correlations)
 
     def chance(shared: SharedMoments) -> Tensor:
-        return canonical_chance(
-            shared.moments, share, standardised, shared.white_x, shared.white_y
-        )
+        white = shared.white_x, shared.white_y
+        return canonical_chance(shared.moments, share, standardised, *white)
 
-    decomposed = Decomposed((share, standardised), directions=weighted)
-    return Measure(
+    measure = Measure(
         name,
-        "moments",
-        compute,
-        not weighted,
-        compute,
+        family="moments",
+        compute=compute,
+        symmetric=not weighted,
         chance=chance,
-        decomposed=decomposed,
+        whitened=(share, standardised),
     )
+    if average == Correlations.mean_square:
+        return measure  # of which there is no held-out value
+    return measure._replace(held_out=compute)
 
 
 def _regression(
@@ -174,28 +169,35 @@ def _regression(
 ) -> Measure:
     """A regression on all of Y, whose whitening measures share."""
 
-    def on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *contents: formula(
-            *(each.moments for each in contents), white_y=contents[0].white_y
-        )
+    def compute(shared: SharedMoments) -> Tensor:
+        return formula(shared.moments, white_y=shared.white_y)
 
-    chance, decomposed = _on(regression_chance), Decomposed(pairs=False)
+    def compute_held_out(fitted: SharedMoments, others: SharedMoments) -> Tensor:
+        return held_out(fitted.moments, others.moments, white_y=fitted.white_y)
+
     return Measure(
         name,
-        "moments",
-        on(formula),
-        False,
-        on(held_out),
-        chance=chance,
-        decomposed=decomposed,
+        family="moments",
+        compute=compute,
+        symmetric=False,
+        held_out=compute_held_out,
+        chance=_on(regression_chance),
+        whitened=(1.0, False),
     )
 
 
 # say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them
 ON_REQUEST = ("r2_cca", "r2_svcca", "svcca_standardised", "pwcca_standardised")
-_USUAL = (
-    name
-    for name, measure in catalogue().items()
-    if measure.family == "moments" or name == "rsa"
-)
-DEFAULT = tuple(name for name in _USUAL if name not in ON_REQUEST)
+
+
+def _default() -> tuple[str, ...]:
+    """The measures of moments, and RSA, but those on request."""
+    names = []
+    for name, measure in catalogue().items():
+        usual = measure.family == "moments" or name == "rsa"
+        if usual and name not in ON_REQUEST:
+            names.append(name)
+    return tuple(names)
+
+
+DEFAULT = _default()

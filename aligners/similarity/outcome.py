@@ -14,9 +14,8 @@ from aligners.similarity.passes.streams import FAR_VALUES
 from aligners.similarity.passes.sums import Matching, TileSums, joined
 
 OF_STATES = ("standardised", *FAR_VALUES.values())  # streams without attention
-Grids = dict[
-    str, Tensor
-]  # direction -> (L_x, L_y), or both ends of intervals, (2, L_x, L_y)
+# direction -> (L_x, L_y), or both ends of intervals, (2, L_x, L_y)
+Grids = dict[str, Tensor]
 Key = tuple[str, str]  # measure, figure
 
 
@@ -25,10 +24,9 @@ def evaluate(measure: Measure, *contents: Any) -> Grids:
     forward = measure.compute(*contents)
     if measure.symmetric:
         return {"both": forward}
-    return {
-        "forward": forward,
-        "backward": measure.compute(*(content.swap() for content in contents)).mT,
-    }
+    swapped = [content.swap() for content in contents]
+    backward = measure.compute(*swapped)
+    return {"forward": forward, "backward": backward.mT}
 
 
 @dataclass
@@ -64,114 +62,111 @@ class TileFigures:
             matching: positions of the matching layers, for intervals.
         """
         figures = cls(tile)
-        some = [
-            measure
-            for measure in measures
-            if measure.family not in ATTENTION or tile.leads
-        ]
-        some.sort(
-            key=lambda measure: measure.symmetric
-        )  # what PWCCA decomposes serves SVCCA, but not the reverse
-        for measure in some:
+        wanted = []
+        for measure in measures:
+            if tile.leads or measure.family not in ATTENTION:
+                wanted.append(measure)
+        # what PWCCA decomposes serves SVCCA, but not the reverse
+        wanted.sort(key=lambda measure: measure.symmetric)
+        for measure in wanted:
             figures._add(measure, sums)
         if "fit" in sums:
-            figures._add_intervals(
-                [m for m in some if (m.name, "value") in figures.grids],
-                sums["value"],
-                matching,
-            )
+            figures._add_intervals(wanted, sums["value"], matching)
         return figures
 
     def _add(self, measure: Measure, sums: Mapping[str, TileSums]) -> None:
         """The value of a measure and, if there is one, what stands beside it."""
-
-        def of(compute: Callable[..., Tensor], *given: TileSums) -> Callable[[], Grids]:
-            return lambda: evaluate(
-                measure._replace(compute=compute), *(each.of(measure) for each in given)
-            )
-
         observed = sums["value"]
-        if not self._attempt(measure, "value", of(measure.compute, observed)):
+        if not self._attempt(measure, "value", measure.compute, observed):
             return
-        if measure.chance is not None and self.tile.x.model != self.tile.y.model:
-            self.rows[measure.name] = int(observed.of(measure).moments.n)
-            self._attempt(measure, "chance", of(measure.chance, observed))
+
+        x, y = self.tile.pair
+        if measure.chance is not None and x != y:
+            moments = observed.of(measure).moments
+            self.rows[measure.name] = int(moments.n)
+            self._attempt(measure, "chance", measure.chance, observed)
+
+        passed_over = {"value", "fit"}
+        if measure.family in ATTENTION:
+            passed_over.update(OF_STATES)
         for name, control in sums.items():
-            if name not in ("value", "fit") and not (
-                name in OF_STATES and measure.family in ATTENTION
-            ):
-                self._attempt(measure, name, of(measure.compute, control))
+            if name not in passed_over:
+                self._attempt(measure, name, measure.compute, control)
         if "fit" in sums and measure.held_out is not None:
-            self._attempt(
-                measure, "held_out", of(measure.held_out, sums["fit"], observed)
-            )
+            both = sums["fit"], observed
+            self._attempt(measure, "held_out", measure.held_out, *both)
 
     def _attempt(
-        self, measure: Measure, figure: str, compute: Callable[[], Grids]
+        self,
+        measure: Measure,
+        figure: str,
+        compute: Callable[..., Tensor],
+        *sums: TileSums,
     ) -> bool:
         """Keep a figure, or why there is none."""
-        key = measure.name, figure
+        key = (measure.name, figure)
+        contents = [each.of(measure) for each in sums]
         try:
-            self.grids[key] = {
-                direction: value.cpu() for direction, value in compute().items()
-            }
+            grids = evaluate(measure._replace(compute=compute), *contents)
         except ValueError as error:
             self.refused[key] = str(error)
-        return key in self.grids
+            return False
+        self.grids[key] = {way: values.cpu() for way, values in grids.items()}
+        return True
 
     def _add_intervals(
         self, measures: Sequence[Measure], sums: TileSums, matching: Matching
     ) -> None:
-        """The ends of the jackknife intervals along matching layers, NaN elsewhere.
+        """The jackknife intervals of all measures that have a value."""
+        by_content: dict[tuple[str, int], list[Measure]] = {}
+        for measure in measures:
+            if (measure.name, "value") not in self.grids:
+                continue
+            if sums.groups < 2:
+                self.refused[measure.name, "interval"] = (
+                    "The jackknife leaves out groups of batches in turn and expects at least 2, but got 1 batch. "
+                    "Lower `data.batch_size`, or give more texts."
+                )
+                continue
+            content = (measure.family, measure.budget)
+            by_content.setdefault(content, []).append(measure)
+        for same in by_content.values():
+            self._add_intervals_of(same, sums, matching)
+
+    def _add_intervals_of(
+        self, measures: Sequence[Measure], sums: TileSums, matching: Matching
+    ) -> None:
+        """The ends of their intervals along matching layers, NaN elsewhere, of measures of the same content.
 
         What is decomposed of the texts without a group serves all measures.
         """
-        if sums.groups < 2:
-            why = (
-                "The jackknife leaves out groups of batches in turn and expects at least 2, but got 1 batch. Lower "
-                "`data.batch_size`, or give more texts."
-            )
-            self.refused |= {(measure.name, "interval"): why for measure in measures}
-            return
-        by_content: dict[tuple[str, int], list[Measure]] = {}
+        first = measures[0]
+        intervals: dict[Measure, Grids] = {}
         for measure in measures:
-            by_content.setdefault((measure.family, measure.budget), []).append(measure)
-        for same in by_content.values():
-            values = {measure: self.grids[measure.name, "value"] for measure in same}
-            shape = next(iter(values[same[0]].values())).shape
-            nothing = torch.full((2, *shape), torch.nan, dtype=torch.float64)
-            intervals = {
-                measure: {way: nothing.clone() for way in values[measure]}
-                for measure in same
-            }
-            for a, b in (
-                matching
-                if same[0].family not in ATTENTION
-                else matching_layers(*map(range, shape))
-            ):
-                for measure, (whole, *rest) in self._estimates(
-                    same, sums.at(same[0], a, b)
-                ).items():
-                    for way, estimate in whole.items():
-                        ends = jackknife_interval(
-                            estimate, torch.stack([left_out[way] for left_out in rest])
-                        )
-                        intervals[measure][way][:, a, b] = (
-                            torch.cat(ends).flatten().cpu()
-                        )
-            for measure in same:
-                if (measure.name, "interval") not in self.refused:
-                    self.grids[measure.name, "interval"] = intervals[measure]
+            intervals[measure] = _no_ends(self.grids[measure.name, "value"])
+        if first.family in ATTENTION:
+            blocks = sums.x.shape.blocks, sums.y.shape.blocks
+            matching = matching_layers(*map(range, blocks))
+
+        for a, b in matching:
+            groups = sums.at(first, a, b)
+            for measure, estimates in self._estimates(measures, groups).items():
+                for way, (low, high) in _intervals(estimates).items():
+                    intervals[measure][way][0, a, b] = low
+                    intervals[measure][way][1, a, b] = high
+        for measure, grids in intervals.items():
+            if (measure.name, "interval") not in self.refused:
+                self.grids[measure.name, "interval"] = grids
 
     def _estimates(
         self, measures: Sequence[Measure], groups: list[Any]
     ) -> dict[Measure, list[Grids]]:
         """Each measure of all groups of texts, then without each of them; nothing of a measure that is refused."""
         estimates: dict[Measure, list[Grids]] = {measure: [] for measure in measures}
-        for part in (
-            groups,
-            *(groups[:g] + groups[g + 1 :] for g in range(len(groups))),
-        ):
+        parts = [groups]
+        for g in range(len(groups)):
+            parts.append(groups[:g] + groups[g + 1 :])
+        for part in parts:
             content = joined(part)
             for measure in list(estimates):
                 try:
@@ -180,3 +175,22 @@ class TileFigures:
                     self.refused.setdefault((measure.name, "interval"), str(error))
                     del estimates[measure]
         return estimates
+
+
+def _no_ends(values: Grids) -> Grids:
+    """Both ends of the intervals of values, (2, L_x, L_y) in each direction: none yet."""
+    ends = {}
+    for way, grid in values.items():
+        shape = (2, *grid.shape)
+        ends[way] = torch.full(shape, torch.nan, dtype=torch.float64)
+    return ends
+
+
+def _intervals(estimates: Sequence[Grids]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The interval in each direction of one layer pair, from estimates of all texts and without each group."""
+    whole, *rest = estimates
+    intervals = {}
+    for way, estimate in whole.items():
+        left_out = torch.stack([part[way] for part in rest])
+        intervals[way] = jackknife_interval(estimate, left_out)
+    return intervals

@@ -1,8 +1,9 @@
 """Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
 
 import logging
-from functools import partial
-from itertools import combinations_with_replacement
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, combinations_with_replacement
 from math import inf
 from typing import Any, Literal, cast
 
@@ -20,7 +21,7 @@ from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.canonical_correlations import nuclear_norm
-from aligners.similarity.outcome import TileFigures
+from aligners.similarity.outcome import Grids, TileFigures
 from aligners.similarity.passes.one_pass import PassRun
 from aligners.similarity.passes.pass_memory import PassMemory
 from aligners.similarity.passes.pass_plan import Pass, Settings, in_words, plan_passes
@@ -30,6 +31,7 @@ from aligners.similarity.passes.streams import FAR_VALUES, Shape, streams_of
 from aligners.similarity.similarity_tables import (
     PairFigures,
     Row,
+    Values,
     distance_rows,
     joined_norms,
     layer_rows,
@@ -37,8 +39,6 @@ from aligners.similarity.similarity_tables import (
 )
 
 logger = logging.getLogger(__name__)
-
-Grids = dict[tuple[int, int, str], Any]  # values by two models and a measure
 
 GROUPS = 10  # of the jackknife
 # options that decide the figures
@@ -91,17 +91,11 @@ class SimilarityEvaluation(pl.LightningModule):
         memory: float | None = None,
     ) -> None:
         super().__init__()
-        known = catalogue(share)
-        if measures == "all":
-            measures = list(known)
-        elif isinstance(measures, str):
-            measures = [measures]
-        check_known([*known, "all"], measures=list(measures) or ["none"])
+        self.measures = _measures(measures, share)
         check_range(least=2, groups=groups)
         check_range(least=1, permutations=permutations)
         check_range(above=0, below=inf, memory=memory)
         check_range(above=0, most=1, share=share)
-        self.measures: list[Measure] = [known[name] for name in dict.fromkeys(measures)]
         self.controls = controls
         self.within = within
         self.memory = memory
@@ -134,9 +128,10 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _choose_layers(self, data: LayerActivations) -> None:
         """The models, their layers and their sizes."""
-        on_attention = [
-            measure.name for measure in self.measures if measure.family in ATTENTION
-        ]
+        on_attention = []
+        for measure in self.measures:
+            if measure.family in ATTENTION:
+                on_attention.append(measure.name)
         if on_attention and not data.attention:
             raise UserError(
                 "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "
@@ -144,10 +139,10 @@ class SimilarityEvaluation(pl.LightningModule):
             )
         self.models = list(data.reader.models)
         self.names = [model.name for model in self.models]
-        twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        twice = Counter(self.names) - Counter({*self.names})
         if twice:
             raise UserError(
-                f"Expected `data.models` to name each model once, but got {', '.join(twice)} more than once. "
+                f"Expected `data.models` to name each model once, but got {', '.join(sorted(twice))} more than once. "
                 "To set a model's layers against each other, name it alone, or set `within`."
             )
         self.places = [list(layers) for layers in data.reader.layers]
@@ -175,15 +170,16 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _held_out_batches(self) -> LengthBatches:
         """The batches of held-out texts. No states are asked for yet: a store would write those that it lacks."""
-        nothing: list[list[int]] = [[] for _ in self.models]
-        return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
+        nothing: list[list[int]] = [[]] * len(self.models)
+        loader = self._stream.loader("test", layers=nothing)
+        return cast(LengthBatches, loader.sampler)
 
     def _plan(self) -> None:
         """Divide the pairs of models into passes, and say what they take.
 
         It raises if a pass does not fit, before anything is read: which rows are far is not known yet.
         """
-        data, device = self._stream, self.trainer.strategy.root_device
+        data = self._stream
         limit = min(collected(self._free()))
         self._divided(limit, None)
         beside = None
@@ -193,54 +189,67 @@ class SimilarityEvaluation(pl.LightningModule):
         self.passes = self._divided(limit, beside)
         self._choose_passes()
 
-        splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
+        splits: tuple[Split, ...] = ("test",)
+        if self._fits:
+            splits = ("fit", "test")
         layers = []
         for number in self._to_run:
-            for _ in splits:
-                layers.append(self._settings.layers_read(self.passes[number]))
+            read = self._settings.layers_read(self.passes[number])
+            layers += [read] * len(splits)
         data.plan(splits * len(self._to_run), layers)
         self.announced = max(this.bytes for this in self.passes)
+        self._announce(limit)
+
+    def _announce(self, limit: int) -> None:
+        """Log the memory that the passes take, and what they read."""
+        besides = "with its models"
+        if self._root_device.type == "cpu":
+            besides = "besides its models"
+        memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
+        passes = in_words(self.passes, self.names)
         if self.trainer.is_global_zero:
-            besides = (
-                "besides its models" if device.type == "cpu" else "with its models"
-            )
-            memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
-            passes = in_words(self.passes, self.names)
             logger.warning("This comparison takes up to %s, in %s.", memory, passes)
+
+    @property
+    def _root_device(self) -> torch.device:
+        """Where the rows are."""
+        return self.trainer.strategy.root_device
 
     def _free(self) -> int:
         """The bytes that this process may take: as `memory` says, or half of its share of what is free."""
         if self.memory is not None:
             return int(self.memory * 1e9)
-        device = self.trainer.strategy.root_device
         sharing = 1
-        if device.type == "cpu":
+        if self._root_device.type == "cpu":
             sharing = self.trainer.num_devices
-        return free_memory(device) // (2 * sharing)
+        return free_memory(self._root_device) // (2 * sharing)
 
     def _divided(self, limit: int, beside: str | None) -> list[Pass]:
         """The passes within a limit of memory; `beside` as for `streams_of`."""
-        device = self.trainer.strategy.root_device
-        streams = streams_of(
-            self.measures, self._fits, self.groups, self.permutations, beside
-        )
-        reader = self._stream.reader
         self._settings = Settings(
-            streams, self.shapes, reader, self.seed, self.products, device
+            streams=streams_of(
+                self.measures, self._fits, self.groups, self.permutations, beside
+            ),
+            shapes=self.shapes,
+            reader=self._stream.reader,
+            seed=self.seed,
+            products=self.products,
+            device=self._root_device,
         )
-
-        batches = self._held_out_batches()
-        most = int(np.diff(batches.bounds).max())
-        longest = np.sort(batches.lengths)[
-            -most:
-        ]  # texts of the largest batch, at most
-        rows, entries = int(longest.sum()), len(longest) * int(longest.max()) ** 2
-        # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
-        copies = int(device.type != "cpu") + int(self._fits)
-        weights = [copies * model.nbytes for model in self.models]
-        memory = PassMemory(self._settings, rows, entries, weights)
+        memory = self._memory()
         layers = [shape.layers for shape in self.shapes]
         return plan_passes(layers, self.pairs, memory.of, limit)
+
+    def _memory(self) -> PassMemory:
+        """What passes take, for the largest batch there may be."""
+        batches = self._held_out_batches()
+        most = int(np.diff(batches.bounds).max())
+        longest = np.sort(batches.lengths)[-most:]
+        entries = len(longest) * int(longest.max()) ** 2
+        # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
+        copies = int(self._root_device.type != "cpu") + int(self._fits)
+        weights = [copies * model.nbytes for model in self.models]
+        return PassMemory(self._settings, int(longest.sum()), entries, weights)
 
     def _begun(self, limit: int) -> int:
         """The limit of the run that is gone on with, if passes are kept; else the one given.
@@ -254,25 +263,25 @@ class SimilarityEvaluation(pl.LightningModule):
         about = {
             "data": self._stream.describe(),
             "measures": [measure.name for measure in self.measures],
-            **{name: getattr(self, name) for name in OWN},
-            "trainer": {
-                "world_size": self.trainer.world_size,
-                "limit_test_batches": self.trainer.limit_test_batches,
-            },
         }
-        begin = partial(saved.begin, about, limit, self.memory is not None)
-        return int(from_first(begin))
+        for name in OWN:
+            about[name] = getattr(self, name)
+        about["trainer"] = {
+            "world_size": self.trainer.world_size,
+            "limit_test_batches": self.trainer.limit_test_batches,
+        }
+        given = self.memory is not None
+        return from_first(lambda: saved.begin(about, limit, given))
 
     def _choose_passes(self) -> None:
         """Look which passes are finished. One is always made again, so that there is something to run."""
         self._finished = from_first(self._kept)
         count = len(self.passes)
-        missing = [number for number in range(count) if number not in self._finished]
-        self._to_run = missing or [count - 1]
+        missing = {*range(count)} - {*self._finished}
+        self._to_run = sorted(missing) or [count - 1]
         if self._finished and self.trainer.is_global_zero:
-            logger.warning(
-                "Going on: %d of %d passes are finished.", len(self._finished), count
-            )
+            finished = len(self._finished)
+            logger.warning("Going on: %d of %d passes are finished.", finished, count)
 
     def _kept(self) -> dict[int, PassFigures]:
         """The figures of finished passes that are kept, by number."""
@@ -290,8 +299,9 @@ class SimilarityEvaluation(pl.LightningModule):
         """The pairs of models to compare, by index."""
         count = len(self.models)
         with_itself = count != 2 or self.within or self.controls
-        every = combinations_with_replacement(range(count), 2)
-        return [(i, j) for i, j in every if i != j or with_itself]
+        if with_itself:
+            return list(combinations_with_replacement(range(count), 2))
+        return list(combinations(range(count), 2))
 
     @property
     def _fits(self) -> bool:
@@ -306,9 +316,8 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add one batch to the sums of its pass."""
-        while (
-            self._place < dataloader_idx
-        ):  # every rank goes through all texts of all passes
+        # every rank goes through all texts of all passes
+        while self._place < dataloader_idx:
             self._leave()
             self._place += 1
             self._enter()
@@ -319,7 +328,8 @@ class SimilarityEvaluation(pl.LightningModule):
         """Begin a pass, with the first texts that it reads."""
         splits = self._stream.splits
         if splits[self._place] == splits[0]:
-            self._number = self._to_run[self._place * len(self._to_run) // len(splits)]
+            place = self._place * len(self._to_run) // len(splits)
+            self._number = self._to_run[place]
             self._run = PassRun(self.passes[self._number], self._settings)
 
     def _leave(self) -> None:
@@ -335,46 +345,73 @@ class SimilarityEvaluation(pl.LightningModule):
     def _end_pass(self) -> None:
         """Measure what the pass has summed, and forget it."""
         self._run.end()
-        measured = []
-        shown = track(self._run.mine(), "Measuring", disable=hidden(self.trainer))
-        for tile in shown:
-            sums = self._run.take(tile)
-            matching = self._settings.matching(tile)
-            measured.append(TileFigures.of(tile, self.measures, sums, matching))
         tiles: list[TileFigures] = []
-        for of_rank in collected(measured):
+        for of_rank in collected(self._measured()):
             tiles += of_rank
         norms = {}
         for span, scatter in self._run.scatters():
             norms[span.model, span.first] = nuclear_norm(scatter).cpu()
 
         figures = PassFigures(tiles, norms, int(self._run.rows))
-        if (
-            self.saved is not None
-            and this_rank() == 0
-            and self._number not in self._finished
-        ):
+        is_new = self._number not in self._finished
+        if self.saved is not None and is_new and this_rank() == 0:
             self.saved.save(self._number, figures)
         self._finished[self._number] = figures
         del self._run
+
+    def _measured(self) -> list[TileFigures]:
+        """The figures of the tiles of this rank."""
+        measured = []
+        tiles = self._run.mine()
+        for tile in track(tiles, "Measuring", disable=hidden(self.trainer)):
+            sums = self._run.take(tile)
+            matching = self._settings.matching(tile)
+            measured.append(TileFigures.of(tile, self.measures, sums, matching))
+        return measured
 
     # ------------------------------------------------------------------ after
 
     def on_test_epoch_end(self) -> None:
         """End the last pass, and make the tables of all."""
         self._leave()
-        every = [self._finished[number] for number in sorted(self._finished)]
-        tiles = []
-        for part in every:
-            tiles += part.tiles
-        pairs: dict[tuple[int, int], PairFigures] = {}
-        for i, j in self.pairs:
-            own = [figures for figures in tiles if figures.tile.pair == (i, j)]
-            pairs[i, j] = PairFigures(
-                own, (self.shapes[i].layers, self.shapes[j].layers)
-            )
+        passes = [self._finished[number] for number in sorted(self._finished)]
+        n_rows = passes[0].rows
+        pairs = self._pairs_of(passes)
         self._note(pairs)
+        values = self._values_of(pairs)
+        self.rows = []
+        for models, pair in pairs.items():
+            for measure in self.measures:
+                self.rows += self._rows_of(models, pair, measure, values, n_rows)
+        norms = joined_norms([part.norms for part in passes])
+        self.report_tables = {
+            "layers": layer_rows(self.names, self.places, norms, values),
+            "distances": distance_rows(self.names, values),
+            "missing": self._missing,
+            "models": [{"model": model.name, **model.sizes} for model in self.models],
+        }
+        self.meta = self._about(n_rows)
 
+    def _pairs_of(
+        self, passes: list[PassFigures]
+    ) -> dict[tuple[int, int], PairFigures]:
+        """The figures of each pair of models."""
+        tiles: dict[tuple[int, int], list[TileFigures]] = {}
+        for part in passes:
+            for figures in part.tiles:
+                tiles.setdefault(figures.tile.pair, []).append(figures)
+        pairs = {}
+        for i, j in self.pairs:
+            shape = self.shapes[i].layers, self.shapes[j].layers
+            pairs[i, j] = PairFigures(tiles[i, j], shape)
+        return pairs
+
+    def _values_of(self, pairs: dict[tuple[int, int], PairFigures]) -> Values:
+        """The values of each measure of each pair.
+
+        Raises:
+            ValueError: there are none.
+        """
         values = {}
         for (i, j), pair in pairs.items():
             for measure in self.measures:
@@ -384,25 +421,17 @@ class SimilarityEvaluation(pl.LightningModule):
             raise UserError(
                 f"No measure could be computed. {reasons} `data.layers` says which layers are compared."
             )
-        n_rows = every[0].rows
-        self.rows = []
-        for models, pair in pairs.items():
-            for measure in self.measures:
-                self.rows += self._rows_of(models, pair, measure, values, n_rows)
-        norms = joined_norms([part.norms for part in every])
-        self.report_tables = {
-            "layers": layer_rows(self.names, self.places, norms, values),
-            "distances": distance_rows(self.names, values),
-            "missing": self._missing,
-            "models": [{"model": model.name, **model.sizes} for model in self.models],
-        }
-        self.meta = {
+        return values
+
+    def _about(self, n_rows: int) -> dict[str, Any]:
+        """What the report says of the run."""
+        meta = {
             **self._stream.describe(),
             "split": "test",
             "n_rows": n_rows,
             "controls": self.controls,
-            "groups": self.groups if self._fits else None,
-            "permutations": self.permutations if self._fits else None,
+            "groups": None,
+            "permutations": None,
             "share": self.share,
             "products": str(self.products).removeprefix("torch."),
             "sample_seed": self.seed,
@@ -411,58 +440,70 @@ class SimilarityEvaluation(pl.LightningModule):
             "refusals": self.refusals,
             "cautions": self.cautions,
         }
+        if self._fits:
+            meta["groups"] = self.groups
+            meta["permutations"] = self.permutations
+        return meta
 
     def _rows_of(
         self,
         models: tuple[int, int],
         pair: PairFigures,
         measure: Measure,
-        values: Grids,
+        values: Values,
         n_rows: int,
     ) -> list[Row]:
         """The rows of one measure of two models: of the states as they are, and standardised."""
         i, j = models
-        same: list[Any] = [{}, {}]  # each model with itself: the ceiling
+        same: list[Grids] = [{}, {}]  # each model with itself: the ceiling
         if self._fits and i != j:
             same = [values[m, m, measure.name] for m in models]
-        layers = [self.places[m] for m in models]
+        layers: list[Sequence[int]] = [self.places[i], self.places[j]]
         if measure.family in ATTENTION:  # which compare all blocks
-            layers = [list(range(1, self.models[m].depth + 1)) for m in models]
+            depths = self.models[i].depth, self.models[j].depth
+            layers = [range(1, depth + 1) for depth in depths]
         head = {
             "model_x": self.names[i],
             "model_y": self.names[j],
             "n_rows": n_rows,
             "measure": measure.name,
         }
-        controls = pair.controls(measure, same)
-        rows = list(
-            rows_of(head, "raw", pair.grids(measure, "value"), layers, controls)
-        )
+        value = pair.grids(measure, "value")
         standardised = pair.grids(measure, "standardised")
-        return [*rows, *rows_of(head, "standardised", standardised, layers, {})]
+        controls = pair.controls(measure, same)
+        rows = rows_of(head, "raw", value, layers, controls)
+        return rows + rows_of(head, "standardised", standardised, layers, {})
 
     def _note(self, pairs: dict[tuple[int, int], PairFigures]) -> None:
         """Log and keep what could not be computed, and what is mostly counting."""
         self._missing: list[Row] = []
         for (i, j), pair in pairs.items():
+            names = {"model_x": self.names[i], "model_y": self.names[j]}
             models = f"of {self.names[i]} and {self.names[j]}"
             for measure, figure, why in pair.refusals(self.measures):
-                suffix = ""
+                what = f"{measure.name} {models}"
                 if figure != "value":
-                    suffix = f", {figure.replace('held_out', 'held out')}"
-                self.refusals[f"{measure.name} {models}{suffix}"] = why
-                row = {
-                    "model_x": self.names[i],
-                    "model_y": self.names[j],
-                    "measure": measure.name,
-                    "figure": figure,
-                    "why": why,
-                }
+                    what += f", {figure.replace('held_out', 'held out')}"
+                self.refusals[what] = why
+                row = {**names, "measure": measure.name, "figure": figure, "why": why}
                 self._missing.append(row)
             for measure in self.measures:
-                self.cautions += pair.cautions(measure, f"{measure.name} {models}")
+                caution = pair.caution(measure)
+                if caution is not None:
+                    self.cautions.append(f"{measure.name} {models}: {caution}")
         if self.trainer.is_global_zero:
             for what, why in self.refusals.items():
                 logger.warning(f"No {what}: {why}")
             for caution in self.cautions:
                 logger.warning(caution)
+
+
+def _measures(names: list[str] | str, share: float) -> list[Measure]:
+    """The measures of these names, each once."""
+    known = catalogue(share)
+    if names == "all":
+        names = list(known)
+    elif isinstance(names, str):
+        names = [names]
+    check_known([*known, "all"], measures=list(names) or ["none"])
+    return [known[name] for name in dict.fromkeys(names)]

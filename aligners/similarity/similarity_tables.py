@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from math import isnan
 from typing import Any
 
 import torch
@@ -15,26 +16,14 @@ from aligners.similarity.outcome import Grids, TileFigures
 from aligners.similarity.passes.streams import FAR_VALUES
 
 Row = dict[str, Any]
-Values = Mapping[
-    tuple[int, int, str], Grids
-]  # models and measure -> direction -> (L_x, L_y)
-SIDES = {
-    "both": "",
-    "forward": " of X",
-    "backward": " of Y",
-}  # whose variance, neurons or heads are explained
+# models and measure -> direction -> (L_x, L_y)
+Values = Mapping[tuple[int, int, str], Grids]
+# whose variance, neurons or heads are explained
+SIDES = {"both": "", "forward": " of X", "backward": " of Y"}
 FAR = tuple(FAR_VALUES.values())
-CONTROLS = (
-    "low",
-    "high",
-    "held_out",
-    "null",
-    "null_high",
-    "untrained",
-    "ceiling",
-    "chance",
-    *FAR,
-)
+INTERVAL = ("low", "high", "held_out")
+NULL = ("null", "null_high", "untrained")
+CONTROLS = (*INTERVAL, *NULL, "ceiling", "chance", *FAR)
 
 
 class PairFigures:
@@ -53,46 +42,45 @@ class PairFigures:
         self._shape = shape
         self.refused: dict[tuple[str, str], str] = {}
         for figures in self._tiles:
-            x, y = figures.tile.x, figures.tile.y
+            x, y, whole = figures.tile
             where = f"Of positions {x.first}-{x.end - 1} and {y.first}-{y.end - 1}, each counted from 0: "
             for key, why in figures.refused.items():
-                self.refused.setdefault(key, why if figures.tile.whole else where + why)
+                if not whole:
+                    why = where + why
+                self.refused.setdefault(key, why)
 
     def grids(self, measure: Measure, figure: str) -> Grids:
         """A figure of all layer pairs; nothing if there is none of a tile."""
         joint: Grids = {}
-        if self.refused.keys() & {(measure.name, figure), (measure.name, "value")}:
+        key = (measure.name, figure)
+        if key in self.refused or (measure.name, "value") in self.refused:
             return joint
         for figures in self._tiles:
-            for direction, values in figures.grids.get(
-                (measure.name, figure), {}
-            ).items():
-                if (
-                    measure.family in ATTENTION
-                ):  # which only one tile has, of all blocks
-                    joint[direction] = values
-                else:
-                    nothing = torch.full(
-                        (*values.shape[:-2], *self._shape),
-                        torch.nan,
-                        dtype=torch.float64,
-                    )
-                    grid = joint.setdefault(direction, nothing)
-                    grid[..., figures.tile.x.layers, figures.tile.y.layers] = values
+            found = figures.grids.get(key, {})
+            if measure.family in ATTENTION:  # of all blocks, which only one tile has
+                joint |= found
+                continue
+            x, y, _ = figures.tile
+            for direction, values in found.items():
+                if direction not in joint:
+                    shape = (*values.shape[:-2], *self._shape)
+                    joint[direction] = values.new_full(shape, torch.nan)
+                joint[direction][..., x.layers, y.layers] = values
         return joint
 
     def refusals(
         self, measures: Sequence[Measure]
     ) -> Iterator[tuple[Measure, str, str]]:
-        """Every measure and figure that could not be computed, and why."""
+        """Every measure and figure that could not be computed, and why; without a value, that alone."""
         for measure in measures:
-            reasons = {
-                figure: why
-                for (name, figure), why in self.refused.items()
-                if name == measure.name
-            }
-            for figure in reasons if "value" not in reasons else ("value",):
-                yield measure, figure, reasons[figure]
+            reasons = {}
+            for (name, figure), why in self.refused.items():
+                if name == measure.name:
+                    reasons[figure] = why
+            if "value" in reasons:
+                reasons = {"value": reasons["value"]}
+            for figure, why in reasons.items():
+                yield measure, figure, why
 
     def controls(self, measure: Measure, same: Sequence[Grids]) -> dict[str, Grids]:
         """Control -> direction -> (L_x, L_y): all that stands beside the value, as far as there is any.
@@ -101,55 +89,46 @@ class PairFigures:
             measure: which.
             same: its values within X and within Y.
         """
-        interval = self.grids(measure, "interval")
-        grids = {
-            name: self.grids(measure, name)
-            for name in ("held_out", "untrained", "chance", *FAR)
-        }
-        for end, name in enumerate(("low", "high")):
-            grids[name] = {direction: ends[end] for direction, ends in interval.items()}
-        keys = dict.fromkeys(
-            key for figures in self._tiles for key in (*figures.grids, *figures.refused)
-        )
-        nulls = [
-            self.grids(measure, name)
-            for of, name in keys
-            if of == measure.name and name.startswith("null")
-        ]
+        grids = {}
+        for name in ("held_out", "untrained", "chance", *FAR):
+            grids[name] = self.grids(measure, name)
+        for name in ("low", "high", "null", "null_high"):
+            grids[name] = {}
+        for direction, (low, high) in self.grids(measure, "interval").items():
+            grids["low"][direction] = low
+            grids["high"][direction] = high
+
+        nulls = self._nulls(measure)
         if nulls and all(nulls):
-            stacked = {
-                direction: torch.stack([null[direction] for null in nulls])
-                for direction in nulls[0]
-            }
-            grids["null"] = {
-                direction: values.mean(0) for direction, values in stacked.items()
-            }
-            grids["null_high"] = {
-                direction: values.amax(0) for direction, values in stacked.items()
-            }
-        return {**grids, "ceiling": _ceiling(measure, *same)}
+            for direction in nulls[0]:
+                stacked = torch.stack([null[direction] for null in nulls])
+                grids["null"][direction] = stacked.mean(0)
+                grids["null_high"][direction] = stacked.amax(0)
+        grids["ceiling"] = _ceiling(measure, *same)
+        return grids
 
-    def cautions(self, measure: Measure, said: str) -> list[str]:
-        """A caution if there are few rows for the directions of a fit; nothing if there are enough.
+    def _nulls(self, measure: Measure) -> list[Grids]:
+        """The values of a measure under each permutation, also where there are none."""
+        names: dict[str, None] = {}
+        for figures in self._tiles:
+            for of, figure in (*figures.grids, *figures.refused):
+                if of == measure.name and figure.startswith("null"):
+                    names[figure] = None
+        return [self.grids(measure, name) for name in names]
 
-        Args:
-            measure: which.
-            said: measure and models, for the caution.
-        """
-        rows = max(
-            (figures.rows.get(measure.name, 0) for figures in self._tiles), default=0
-        )
-        most = max(
-            (float(grid.max()) for grid in self.grids(measure, "chance").values()),
-            default=0.0,
-        )
+    def caution(self, measure: Measure) -> str | None:
+        """What to say if there are few rows for the directions of a fit."""
+        most = 0.0
+        for grid in self.grids(measure, "chance").values():
+            most = max(most, float(grid.max()))
         if most <= MOST_BY_CHANCE:
-            return []
-        return [
-            f"{said}: fitted on {rows} rows, on which even independent data would share {most:.0%} of the "
-            "variance. Quote the held-out value (`controls`), or give "
-            f"{round(most * (rows - 1) / MOST_BY_CHANCE) + 1} rows or more."
-        ]
+            return None
+        rows = max(figures.rows.get(measure.name, 0) for figures in self._tiles)
+        enough = round(most * (rows - 1) / MOST_BY_CHANCE) + 1
+        return (
+            f"fitted on {rows} rows, on which even independent data would share {most:.0%} of the variance. "
+            f"Quote the held-out value (`controls`), or give {enough} rows or more."
+        )
 
 
 def joined_norms(each: Sequence[Mapping[tuple[int, int], Tensor]]) -> dict[int, Tensor]:
@@ -161,11 +140,10 @@ def joined_norms(each: Sequence[Mapping[tuple[int, int], Tensor]]) -> dict[int, 
     norms: dict[tuple[int, int], Tensor] = {}
     for some in reversed(each):
         norms |= some
-    models = {model for model, _ in norms}
-    return {
-        model: torch.cat([norms[key] for key in sorted(norms) if key[0] == model])
-        for model in models
-    }
+    spans: dict[int, list[Tensor]] = {}
+    for (model, _), values in sorted(norms.items(), key=lambda item: item[0]):
+        spans.setdefault(model, []).append(values)
+    return {model: torch.cat(parts) for model, parts in spans.items()}
 
 
 def rows_of(
@@ -185,27 +163,27 @@ def rows_of(
         controls: what stands beside the values, by name.
     """
     rows = []
-    names = ("layer_x", "layer_y", "value", *CONTROLS)
     for direction, grid in values.items():
-        about = {
-            **head,
-            "direction": direction,
-            "label": head["measure"] + SIDES[direction],
-            "features": features,
-        }
+        label = head["measure"] + SIDES[direction]
+        about = {**head, "direction": direction, "label": label, "features": features}
         missing = torch.full_like(grid, torch.nan)
-        grids = [
-            grid,
-            *(controls.get(name, {}).get(direction, missing) for name in CONTROLS),
-        ]
-        for pair, *figures in zip(
-            product(*layers),
-            *(figure.flatten().tolist() for figure in grids),
-            strict=True,
-        ):
-            numbers = (None if figure != figure else figure for figure in figures)
-            rows.append({**about, **dict(zip(names, (*pair, *numbers), strict=True))})
+        columns = {"value": grid.flatten().tolist()}
+        for name in CONTROLS:
+            control = controls.get(name, {}).get(direction, missing)
+            columns[name] = control.flatten().tolist()
+        for place, (layer_x, layer_y) in enumerate(product(*layers)):
+            row = {**about, "layer_x": layer_x, "layer_y": layer_y}
+            for name, figures in columns.items():
+                row[name] = _known(figures[place])
+            rows.append(row)
     return rows
+
+
+def _known(figure: float) -> float | None:
+    """None for NaN."""
+    if isnan(figure):
+        return None
+    return figure
 
 
 def layer_rows(
@@ -224,21 +202,15 @@ def layer_rows(
     """
     rows: list[Row] = []
     for m, name in enumerate(names):
-        missing = [None] * len(layers[m])
         scores = _localization(m, values)
-        columns = (
-            norms[m].tolist() if m in norms else missing,
-            missing if scores is None else scores.tolist(),
-        )
-        for layer, norm, score in zip(layers[m], *columns, strict=True):
-            rows.append(
-                {
-                    "model": name,
-                    "layer": layer,
-                    "nuclear_norm": norm,
-                    "localization": score,
-                }
-            )
+        for place, layer in enumerate(layers[m]):
+            row: Row = {"model": name, "layer": layer}
+            row |= {"nuclear_norm": None, "localization": None}
+            if m in norms:
+                row["nuclear_norm"] = norms[m][place].item()
+            if scores is not None:
+                row["localization"] = scores[place].item()
+            rows.append(row)
     return rows
 
 
@@ -246,39 +218,48 @@ def distance_rows(names: Sequence[str], values: Values) -> list[Row]:
     """Make a row for every pair of models of one depth: their angular distance, from `cka`."""
     rows: list[Row] = []
     for (i, j, measure), grids in values.items():
-        cka = grids.get("both")
-        if measure == "cka" and i != j and cka is not None and len(cka) == cka.shape[1]:
-            distance = float(angular_distance(cka))
-            rows.append(
-                {"model_x": names[i], "model_y": names[j], "angular_distance": distance}
-            )
+        if measure != "cka" or i == j or not grids:
+            continue
+        cka = grids["both"]
+        layers_x, layers_y = cka.shape
+        if layers_x == layers_y:
+            row = {"model_x": names[i], "model_y": names[j]}
+            rows.append({**row, "angular_distance": float(angular_distance(cka))})
     return rows
 
 
 def _localization(m: int, values: Values) -> Tensor | None:
     """Wu et al. §5.1, over all other layers that model m was compared with; None without the two measures."""
     neurons, subspaces, same = [], [], []
-    for i, j in dict.fromkeys((i, j) for i, j, _ in values if m in (i, j)):
-        neuronsim, svcca = (
-            values.get((i, j, name), {}) for name in ("neuronsim", "svcca")
-        )
+    for (i, j, measure), neuronsim in values.items():
+        if measure != "neuronsim" or m not in (i, j):
+            continue
+        svcca = values.get((i, j, "svcca"))
         if not neuronsim or not svcca:
             return None
-        turned = m != i
-        neurons.append(neuronsim["backward"].mT if turned else neuronsim["forward"])
-        subspaces.append(svcca["both"].mT if turned else svcca["both"])
-        same.append((torch.eye if i == j else torch.zeros)(*neurons[-1].shape).bool())
-    return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, same)))
+        if m == i:
+            neurons.append(neuronsim["forward"])
+            subspaces.append(svcca["both"])
+        else:
+            neurons.append(neuronsim["backward"].mT)
+            subspaces.append(svcca["both"].mT)
+        own = torch.zeros(neurons[-1].shape, dtype=torch.bool)
+        if i == j:
+            own.fill_diagonal_(True)
+        same.append(own)
+    if not same:
+        return None
+    columns = torch.cat(neurons, 1), torch.cat(subspaces, 1)
+    return localization(*columns, torch.cat(same, 1))
 
 
 def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:
     """The similarity of each layer with itself; the smaller of the two."""
     if not within_x or not within_y:
         return {}
-    own_x, own_y = (
-        next(iter(grids.values())).diagonal() for grids in (within_x, within_y)
-    )
-    grid = torch.minimum(own_x[:, None], own_y[None])
-    return dict.fromkeys(
-        ("both",) if measure.symmetric else ("forward", "backward"), grid
-    )
+    of_x, *_ = within_x.values()
+    of_y, *_ = within_y.values()
+    grid = torch.minimum(of_x.diagonal()[:, None], of_y.diagonal())
+    if measure.symmetric:
+        return {"both": grid}
+    return {"forward": grid, "backward": grid}

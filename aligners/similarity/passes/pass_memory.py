@@ -121,8 +121,8 @@ def _of_span(stream: Stream, shape: Shape) -> int:
         matrices = 1 + stream.groups if stream.groups > 1 else 1
         shared = set()  # whitenings, which measures share
         for measure in stream.measures:
-            if measure.family == "moments" and measure.decomposed:
-                shared.add(measure.decomposed.whitening)
+            if measure.family == "moments" and measure.whitened:
+                shared.add(measure.whitened)
         entries += DOUBLE * (matrices + len(shared)) * shape.width**2
     return shape.layers * entries
 
