@@ -36,11 +36,20 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
             "The null pairs rows of different texts of a batch: expected at least 2 texts in every batch, but got "
             f"{len(counts)}. Raise `batch_size`, or leave the controls off."
         )
-    texts = min(max(round(share * len(counts)), 1), len(counts) - 1)
+    texts = rolled_by(share, len(counts))
     rows = torch.arange(len(numbers))
-    partners = (rows + int(counts[:texts].sum())) % len(numbers)
-    apart = numbers[rows] != numbers[partners]
-    return rows[apart].to(text.device), partners[apart].to(text.device)
+    shift = int(counts[:texts].sum())
+    partners = (rows + shift) % len(numbers)
+    apart = numbers != numbers[partners]
+    rows_x = rows[apart].to(text.device)
+    rows_y = partners[apart].to(text.device)
+    return rows_x, rows_y
+
+
+def rolled_by(share: float, texts: int) -> int:
+    """How many of so many texts to roll by: at least one, and not all."""
+    shift = max(round(share * texts), 1)
+    return min(shift, texts - 1)
 
 
 def cropped(weights: Tensor, words: Tensor) -> Tensor:
@@ -48,10 +57,13 @@ def cropped(weights: Tensor, words: Tensor) -> Tensor:
 
     Matrices of different texts can then be compared: the null of attention.
     """
-    real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
-    masked = weights * (real[:, :, None] & real[:, None, :])
+    places = torch.arange(weights.shape[-1], device=words.device)
+    real = places < words[:, None]
+    pairs = real[:, :, None] & real[:, None, :]
+    masked = weights * pairs
     total = masked.sum(-1, keepdim=True)
-    return masked / total.where(total > 0, 1)
+    total = total.where(total > 0, 1)
+    return masked / total
 
 
 def jackknife_interval(
@@ -83,8 +95,11 @@ def jackknife_interval(
         )
     from scipy.stats import t as student
 
-    error = ((groups - 1) * left_out.var(0, correction=0)).sqrt()
-    half = float(student.ppf((1 + level) / 2, groups - 1)) * error
+    freedom = groups - 1
+    variance = freedom * left_out.var(0, correction=0)
+    error = variance.sqrt()
+    quantile = float(student.ppf((1 + level) / 2, freedom))
+    half = quantile * error
     return estimate - half, estimate + half
 
 
@@ -92,11 +107,13 @@ def matching_layers(
     layers_x: Sequence[int], layers_y: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Match each layer of X with the layer of Y at the same relative depth: the diagonal, also at unequal depths."""
-    last_x, last_y = max(len(layers_x) - 1, 1), len(layers_y) - 1
-    return [
-        (layer, layers_y[math.floor(place * last_y / last_x + 0.5)])
-        for place, layer in enumerate(layers_x)
-    ]
+    last_x = max(len(layers_x) - 1, 1)
+    last_y = len(layers_y) - 1
+    pairs = []
+    for place, layer in enumerate(layers_x):
+        match = math.floor(place * last_y / last_x + 0.5)
+        pairs.append((layer, layers_y[match]))
+    return pairs
 
 
 class Sample(NamedTuple):
@@ -115,12 +132,16 @@ class Sample(NamedTuple):
         """The rows of both."""
         if not isinstance(other, Sample):
             return NotImplemented
-        x, y = torch.cat([self.x, other.x], 1), torch.cat([self.y, other.y], 1)
-        return type(self)(x, y, torch.cat([self.text, other.text]))
+        x = torch.cat([self.x, other.x], 1)
+        y = torch.cat([self.y, other.y], 1)
+        text = torch.cat([self.text, other.text])
+        return type(self)(x, y, text)
 
     def pair(self, i: int, j: int) -> Self:
         """The rows of one layer of X and one of Y, by index."""
-        return type(self)(self.x[i : i + 1], self.y[j : j + 1], self.text)
+        x = self.x[i : i + 1]
+        y = self.y[j : j + 1]
+        return type(self)(x, y, self.text)
 
 
 class Draw:
@@ -153,13 +174,18 @@ class Draw:
         Returns:
             Places of the sample and numbers of the rows that belong there, (K,) each.
         """
-        budget, offered = len(self.key), row_keys(self.seed, text, token)
-        order = _smallest(torch.cat([self.key, offered]), budget)
-        rows = order[order >= budget] - budget
+        budget = len(self.key)
+        offered = row_keys(self.seed, text, token)
+        both = torch.cat([self.key, offered])
+        order = _smallest(both, budget)
+        is_new = order >= budget
+        rows = order[is_new] - budget
+        stays = order[~is_new]
         free = torch.ones_like(self.key, dtype=torch.bool)
-        free[order[order < budget]] = False
+        free[stays] = False
         places = free.nonzero()[: len(rows), 0]
-        self.key[places], self.text[places] = offered[rows], text[rows]
+        self.key[places] = offered[rows]
+        self.text[places] = text[rows]
         return places, rows
 
     def end(self, groups: int) -> None:
@@ -168,29 +194,31 @@ class Draw:
         `order` then has their places in the samples of all ranks laid end to end, and `text` their texts.
         """
         every = collected((self.key.cpu(), self.text.cpu()))
-        key, text = (
-            torch.cat(parts).to(self.key.device) for parts in zip(*every, strict=True)
-        )
+        keys, texts = zip(*every, strict=True)
+        key = torch.cat(keys).to(self.key.device)
+        text = torch.cat(texts).to(self.key.device)
         order = _smallest(key, len(self.key))
-        self.order = order[(text[order] % groups).argsort(stable=True)]
+        group = text[order] % groups
+        self.order = order[group.argsort(stable=True)]
         self.text = text[self.order]
 
     def collect(self, rows: Tensor) -> Tensor:
         """The rows of all ranks in that order, (L, k, d), in the memory of this rank's rows (L, budget, d)."""
         budget = len(self.key)
-        here = (self.order // budget == this_rank()).nonzero()[:, 0]
+        count = len(self.order)
+        here = self.order // budget == this_rank()
+        places = self.order[here] % budget
         for layer in rows:  # one at a time, for the memory
-            chosen = layer.new_zeros(len(self.order), layer.shape[1])
-            chosen[here] = layer[self.order[here] % budget]
-            layer[: len(chosen)] = summed(chosen)
-        return rows[:, : len(self.order)]
+            chosen = layer.new_zeros(count, layer.shape[1])
+            chosen[here] = layer[places]
+            layer[:count] = summed(chosen)
+        return rows[:, :count]
 
 
 def _smallest(key: Tensor, budget: int) -> Tensor:
     """The places of the `budget` smallest keys, each once, in order; fewer where fewer are taken."""
     key, order = key.sort(stable=True)
     first = key < FREE
-    first[1:] &= (
-        key[1:] != key[:-1]
-    )  # a row may come twice, from two ranks or from a sampler that evens them out
+    # a row may come twice, from two ranks or from a sampler that evens them out
+    first[1:] &= key[1:] != key[:-1]
     return order[first][:budget]

@@ -11,15 +11,14 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import constant_features
 from aligners.similarity.controls import Draw
-from aligners.similarity.functional.attention import fold
+from aligners.similarity.functional.attention import fold, word_pairs
 from aligners.similarity.passes.pass_plan import Pass, Settings, Span, Tile
 from aligners.similarity.passes.ranks import ranks, summed, this_rank
 from aligners.similarity.passes.streams import FAR_VALUES, BatchRows, ModelRows, Stream
-from aligners.similarity.passes.sums import Given, SpanSums, TileSums, given_of
+from aligners.similarity.passes.sums import Given, SpanSums, TileSums
 
-Side = tuple[
-    str, Span
-]  # whether a model's rows are X's or Y's, and which of its layers
+# whether a model's rows are X's or Y's, and which of its layers
+Side = tuple[str, Span]
 
 
 class FeatureScales:
@@ -34,8 +33,8 @@ class FeatureScales:
     def __init__(
         self, layers: int, width: int, device: torch.device | None = None
     ) -> None:
-        # of 1, x and x²
-        self._sums = torch.zeros(3, layers, width, dtype=torch.float64, device=device)
+        shape = (3, layers, width)  # of 1, x and x²
+        self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def update(self, states: Tensor) -> None:
         """Add rows: (L, N, d)."""
@@ -62,7 +61,8 @@ class PassRun:
     """
 
     def __init__(self, this: Pass, settings: Settings) -> None:
-        self.this, self.settings = this, settings
+        self.this = this
+        self.settings = settings
         self.layers = settings.layers_read(this)
         self.rows = torch.zeros((), dtype=torch.float64, device=settings.device)
         self.streams: dict[str, StreamSums] = {}
@@ -73,13 +73,12 @@ class PassRun:
         self.scales: dict[int, FeatureScales] = {}
         self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
         for m in this.models:
-            width = settings.shapes[m].width
             if "untrained" in self.streams:
-                self.twins[m] = settings.reader.models[m].untrained(settings.seed + m)
+                model = settings.reader.models[m]
+                self.twins[m] = model.untrained(settings.seed + m)
             if "standardised" in self.streams:
-                self.scales[m] = FeatureScales(
-                    len(self.layers[m]), width, settings.device
-                )
+                sizes = len(self.layers[m]), settings.shapes[m].width
+                self.scales[m] = FeatureScales(*sizes, settings.device)
 
     def add(self, batch: LayerBatch, split: Split, group: int) -> None:
         """Add one batch, all of whose texts belong to one group."""
@@ -101,7 +100,8 @@ class PassRun:
 
     def end(self) -> None:
         """Add up all ranks, which get the tiles in turn."""
-        self.rows, self.twins = summed(self.rows), {}
+        self.rows = summed(self.rows)
+        self.twins = {}
         for sums in self.streams.values():
             sums.end()
 
@@ -127,10 +127,11 @@ class PassRun:
 
     def _observed(self, batch: LayerBatch) -> BatchRows:
         """The rows as they are."""
-        states = {m: batch.states[m] for m in self.this.models}
-        attention = {}
-        if batch.attention is not None:
-            attention = {m: batch.attention[m] for m in self.this.models}
+        states, attention = {}, {}
+        for m in self.this.models:
+            states[m] = batch.states[m]
+            if batch.attention is not None:
+                attention[m] = batch.attention[m]
         return self._folded(batch, states, attention)
 
     def _rows_of(
@@ -143,11 +144,10 @@ class PassRun:
             return self._untrained(batch)
         if stream.name in FAR_VALUES.values():
             beside = batch.counterpart
-            return self._folded(
-                beside, {m: beside.states[m] for m in self.this.models}, {}
-            )
+            states = {m: beside.states[m] for m in self.this.models}
+            return self._folded(beside, states, {})
         if stream.name == "standardised":
-            rows = {m: self._standardised(batch.states[m], m) for m in self.this.models}
+            rows = {m: self._standardised(batch, m) for m in self.this.models}
             return observed._replace(x=rows, y=rows)
         return observed
 
@@ -159,10 +159,11 @@ class PassRun:
             states[m], attention[m] = read
         return self._folded(batch, states, attention)
 
-    def _standardised(self, states: Tensor, m: int) -> ModelRows:
-        """The states by mean and deviation of each feature on the fitting texts."""
+    def _standardised(self, batch: LayerBatch, m: int) -> ModelRows:
+        """The states of a model by mean and deviation of each feature on the fitting texts."""
         mean, deviation = self.scaling[m]
-        return ModelRows((states.double() - mean[:, None]) / deviation[:, None])
+        centred = batch.states[m].double() - mean[:, None]
+        return ModelRows(centred / deviation[:, None])
 
     def _folded(
         self,
@@ -178,9 +179,12 @@ class PassRun:
             places = cast(tuple[Tensor, ...], batch.texts.words)
             some = counts > 0
             words = counts[some]
-            for m, weights in attention.items() if len(words) else ():
+            if not len(words):
+                attention = {}
+            for m, weights in attention.items():
                 blocks = [block[some] for block in weights]
-                rows[m] = ModelRows(states[m], fold(blocks, places[m][some], words))
+                heads = fold(blocks, places[m][some], words)
+                rows[m] = ModelRows(states[m], heads)
         return BatchRows(batch.text, batch.token, words, rows, rows)
 
 
@@ -194,37 +198,48 @@ class StreamSums:
     """
 
     def __init__(self, stream: Stream, this: Pass, settings: Settings) -> None:
-        self.stream, self.this = stream, this
+        self.stream = stream
+        self.this = this
         # the same rows for every pair of models, whatever else is in this pass
         self.ahead = not any(model.causal for model in settings.reader.models)
         self.draws: dict[int, Draw] = {}
         for budget in stream.budgets:
             self.draws[budget] = Draw(budget, settings.seed, settings.device)
-        tiles = [tile for tile in this.tiles if stream.covers(tile.pair)]
 
+        tiles = []
         groups: dict[Side, int] = {}
-        for tile in tiles:
+        for tile in this.tiles:
+            if not stream.covers(tile.pair):
+                continue
+            tiles.append(tile)
             for side in self._sides(tile):
                 groups[side] = max(stream.groups_of(tile.pair), groups.get(side, 1))
         self.sides: dict[Side, SpanSums] = {}
         for side, count in groups.items():
-            span = side[1]
-            heads = settings.attention and span.first == 0
-            shape = settings.shape_of(span)
-            self.sides[side] = SpanSums(stream, shape, count, heads, settings.device)
-
+            self.sides[side] = self._of_side(side, count, settings)
         self.tiles: dict[Tile, TileSums] = {}
         for tile in tiles:
-            x, y = self._sides(tile)
-            self.tiles[tile] = TileSums(
-                stream,
-                self.sides[x],
-                self.sides[y],
-                settings.matching(tile),
-                stream.groups_of(tile.pair),
-                settings.attention and tile.leads,
-                settings.products,
-            )
+            self.tiles[tile] = self._of_tile(tile, settings)
+
+    def _of_side(self, side: Side, groups: int, settings: Settings) -> SpanSums:
+        """The sums of no rows of some layers of a model."""
+        _, span = side
+        heads = settings.attention and span.first == 0
+        shape = settings.shape_of(span)
+        return SpanSums(self.stream, shape, groups, heads, settings.device)
+
+    def _of_tile(self, tile: Tile, settings: Settings) -> TileSums:
+        """The sums of no rows of a tile."""
+        x, y = self._sides(tile)
+        return TileSums(
+            self.stream,
+            x=self.sides[x],
+            y=self.sides[y],
+            matching=settings.matching(tile),
+            groups=self.stream.groups_of(tile.pair),
+            heads=settings.attention and tile.leads,
+            products=settings.products,
+        )
 
     def update(self, rows: BatchRows, group: int) -> None:
         """Add a batch."""
@@ -253,13 +268,21 @@ class StreamSums:
             sums_of_one.end(means[side], self.draws)
 
     def _sides(self, tile: Tile) -> tuple[Side, Side]:
+        """The sides of a tile."""
         name_x, name_y = self.stream.sides
         return (name_x, tile.x), (name_y, tile.y)
 
     def _given(self, rows: BatchRows, side: Side) -> Given:
         """What a batch has of one side."""
         name, span = side
-        states, heads = (rows.x if name == "x" else rows.y)[span.model]
-        return given_of(
-            self.stream, states[self.this.of(span)], heads, rows.words, self.ahead
-        )
+        models = rows.x
+        if name == "y":
+            models = rows.y
+        states, heads = models[span.model]
+        given: dict[str, Tensor] = {"moments": states[self.this.of(span)]}
+        if heads is None or not len(rows.words):
+            return given
+        given |= {"heads": heads, "words": rows.words}
+        if "head_moments" in self.stream.families:
+            given["head_moments"] = word_pairs(heads, rows.words, self.ahead)
+        return given

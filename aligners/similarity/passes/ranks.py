@@ -9,12 +9,16 @@ from torch import distributed as dist
 
 def ranks() -> int:
     """Number of processes that sum together."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def this_rank() -> int:
     """Number of this process."""
-    return dist.get_rank() if ranks() > 1 else 0
+    if ranks() > 1:
+        return dist.get_rank()
+    return 0
 
 
 def summed(value: Tensor, to: int | None = None) -> Tensor:

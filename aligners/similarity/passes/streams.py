@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.datamodules.tokens.splits import Split
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
-from aligners.similarity.controls import cropped, permuted_rows
+from aligners.similarity.controls import cropped, permuted_rows, rolled_by
 
 # by `data.far_rows`, the stream that stands beside the value
 FAR_VALUES = {"leave_out": "with_far", "keep": "without_far"}
@@ -48,22 +48,30 @@ class Stream(NamedTuple):
     @property
     def budgets(self) -> list[int]:
         """Sizes of the samples of rows that its measures need."""
-        return sorted(
-            {measure.budget for measure in self.measures if measure.family == "rows"}
-        )
+        budgets = set()
+        for measure in self.measures:
+            if measure.family == "rows":
+                budgets.add(measure.budget)
+        return sorted(budgets)
 
     @property
     def sides(self) -> tuple[str, str]:
         """Names of a model's rows as X and as Y: the same, unless a model has other rows in each place."""
-        return ("x", "x") if self.share is None else ("x", "y")
+        if self.share is None:
+            return "x", "x"
+        return "x", "y"
 
     def covers(self, pair: tuple[int, int]) -> bool:
         """Whether it has this pair of models: a model with itself has no controls."""
-        return self.name in ("value", *FAR_VALUES.values()) or pair[0] != pair[1]
+        x, y = pair
+        return x != y or self.name in ("value", *FAR_VALUES.values())
 
     def groups_of(self, pair: tuple[int, int]) -> int:
         """Groups that are told apart for this pair."""
-        return self.groups if pair[0] != pair[1] else 1
+        x, y = pair
+        if x == y:
+            return 1
+        return self.groups
 
 
 def streams_of(
@@ -83,10 +91,14 @@ def streams_of(
         beside: with_far or without_far, the rows that stand beside those that count; None: there are none.
     """
     every = tuple(measures)
-    on_states = tuple(
-        measure for measure in measures if measure.family not in ATTENTION
-    )
-    fitted = tuple(measure for measure in measures if measure.held_out is not None)
+    on_states: tuple[Measure, ...] = ()
+    fitted: tuple[Measure, ...] = ()
+    for measure in measures:
+        if measure.family not in ATTENTION:
+            on_states += (measure,)
+        if measure.held_out is not None:
+            fitted += (measure,)
+
     if controls:
         streams = [Stream("fit", fitted, split="fit"), Stream("value", every, groups)]
         for roll in range(permutations):
@@ -140,16 +152,18 @@ class BatchRows(NamedTuple):
         words = self.words
         if len(words) < 2:
             words = words[:0]
-        shift = round(share * len(words))
-        shift = min(max(shift, 1), len(words) - 1)
+        shift = rolled_by(share, len(words))
         both = torch.minimum(words, words.roll(shift))
 
         x, y = {}, {}
         for m, (states, heads) in self.x.items():
             heads_x = heads_y = heads
             if heads is not None and len(both):
+                rolled = heads.roll(shift, 2)
                 heads_x = cropped(heads, both)
-                heads_y = cropped(heads.roll(shift, 2), both)
+                heads_y = cropped(rolled, both)
             x[m] = ModelRows(states[:, index_x], heads_x)
             y[m] = ModelRows(states[:, index_y], heads_y)
-        return type(self)(self.text[index_x], self.token[index_x], both, x, y)
+        text = self.text[index_x]
+        token = self.token[index_x]
+        return type(self)(text, token, both, x, y)

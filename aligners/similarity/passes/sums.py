@@ -11,11 +11,7 @@ from torch import Tensor
 from aligners.similarity.algebra.grid import CrossSums, GridSums, SideSums
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import Draw, Sample
-from aligners.similarity.functional.attention import (
-    AttentionSums,
-    attention_sums,
-    word_pairs,
-)
+from aligners.similarity.functional.attention import AttentionSums, attention_sums
 from aligners.similarity.functional.canonical_correlations import Whitenings, whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
@@ -27,19 +23,6 @@ Matching = Sequence[tuple[int, int]]  # positions of matching layers within a ti
 # them (L, H, B, W, W), their number in each text, `words` (B,), and `head_moments`, the pairs of words (L, M, H)
 Given = Mapping[str, Tensor]
 Means = Mapping[Family, Tensor]  # of the rows of all ranks, (L, d)
-
-
-def given_of(
-    stream: Stream, states: Tensor, heads: Tensor | None, words: Tensor, ahead: bool
-) -> Given:
-    """What a batch has of some layers; for `ahead` see `word_pairs`."""
-    given = {"moments": states}
-    if heads is None or not len(words):
-        return given
-    given |= {"heads": heads, "words": words}
-    if "head_moments" in stream.families:
-        given["head_moments"] = word_pairs(heads, words, ahead)
-    return given
 
 
 class SpanSums:
@@ -66,28 +49,31 @@ class SpanSums:
         heads: bool,
         device: torch.device,
     ) -> None:
-        self.shape, self.device = shape, device
-        sizes: dict[Family, tuple[int, int]] = {"moments": (shape.layers, shape.width)}
-        if heads:
+        self.shape = shape
+        self.device = device
+        sizes: dict[Family, tuple[int, int]] = {}
+        if "moments" in stream.families:
+            sizes["moments"] = (shape.layers, shape.width)
+        if heads and "head_moments" in stream.families:
             sizes["head_moments"] = (shape.blocks, shape.heads)
-        kept = 1 + groups if groups > 1 else 1
         self.moments: dict[Family, list[SideSums]] = {}
-        for family, (layers, width) in sizes.items():
-            if family in stream.families:
-                sides = [SideSums.zeros(layers, width, device) for _ in range(kept)]
-                self.moments[family] = sides
+        for family, size in sizes.items():
+            self.moments[family] = [SideSums.zeros(*size, device)]
+            if groups > 1:
+                each = [SideSums.zeros(*size, device) for _ in range(groups)]
+                self.moments[family] += each
         self.samples: dict[int, Tensor] = {}
         for budget in stream.budgets:
-            self.samples[budget] = torch.zeros(
-                shape.layers, budget, shape.width, device=device
-            )
+            rows = (shape.layers, budget, shape.width)
+            self.samples[budget] = torch.zeros(rows, device=device)
 
     def update(
         self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]
     ) -> None:
         """Add a batch whose texts belong to one group; `admitted` is what `Draw.admit` says of its rows."""
         for budget, (places, rows) in admitted.items():
-            self.samples[budget][:, places] = given["moments"][:, rows].float()
+            some = given["moments"][:, rows]
+            self.samples[budget][:, places] = some.float()
         for family, (whole, *groups) in self.moments.items():
             if family not in given:
                 continue
@@ -105,8 +91,8 @@ class SpanSums:
         means = {}
         for family, (whole, *_) in self.moments.items():
             n = summed(whole.n.clone())
-            total = summed(whole.n * whole.shift + whole.sum)
-            means[family] = total / n.clamp(min=1)
+            total = whole.n * whole.shift + whole.sum
+            means[family] = summed(total) / n.clamp(min=1)
         return means
 
     def end(self, means: Means, draws: Mapping[int, Draw]) -> None:
@@ -148,55 +134,62 @@ class TileSums:
         heads: bool,
         products: torch.dtype,
     ) -> None:
-        self.x, self.y, self.groups, self.products = x, y, groups, products
+        self.x = x
+        self.y = y
+        self.groups = groups
+        self.products = products
         self.texts: Mapping[int, Tensor] = {}
         self._contents: dict[tuple[Family, int], Any] = {}
         families = stream.families
         if not heads:
             families -= set(ATTENTION)
         # where groups are told apart, a side keeps them after all texts
-        places = range(1, groups + 1) if groups > 1 else range(1)
+        first = int(groups > 1)
+        places = range(first, first + groups)
 
         self.moments: GridSums | None = None
         self.matched: dict[tuple[int, int], list[GridSums]] = {}
         if "moments" in families:
             self.moments = self._grid("moments", 0)
-            for pair in matching if groups > 1 else ():
-                self.matched[pair] = [
-                    self._grid("moments", place, pair) for place in places
-                ]
-
+            if groups > 1:
+                for pair in matching:
+                    grids = [self._grid("moments", place, pair) for place in places]
+                    self.matched[pair] = grids
         self.parts: dict[Family, list[Any]] = {}
-        blocks = x.shape.blocks, x.shape.heads, y.shape.blocks, y.shape.heads
-        if "batches" in families:
-            layers = x.shape.layers, y.shape.layers
-            self.parts["batches"] = [HSIC.zeros(*layers, x.device) for _ in places]
-        if "heads" in families:
-            self.parts["heads"] = [
-                AttentionSums.zeros(*blocks, x.device) for _ in places
-            ]
-        if "head_moments" in families:
-            self.parts["head_moments"] = [
-                self._grid("head_moments", place) for place in places
-            ]
+        for family in ("batches", "heads", "head_moments"):
+            if family in families:
+                self.parts[family] = [self._part(family, place) for place in places]
+
+    def _part(self, family: Family, place: int) -> HSIC | AttentionSums | GridSums:
+        """What is kept of one group of texts, of no texts yet."""
+        x, y = self.x.shape, self.y.shape
+        if family == "batches":
+            return HSIC.zeros(x.layers, y.layers, self.x.device)
+        if family == "heads":
+            blocks = (x.blocks, x.heads, y.blocks, y.heads)
+            return AttentionSums.zeros(*blocks, self.x.device)
+        return self._grid(family, place)
 
     def update(self, x: Given, y: Given, group: int) -> None:
         """Add a batch whose texts belong to one group, which the two sides have already."""
-        place = group if self.groups > 1 else 0
+        states_x = x["moments"]
+        states_y = y["moments"]
         if self.moments is not None:
-            _add(self.moments, x["moments"], y["moments"], self.products)
+            _add(self.moments, states_x, states_y, self.products)
         for (a, b), grids in self.matched.items():
-            _add(grids[group], x["moments"][a : a + 1], y["moments"][b : b + 1])
-        if "batches" in self.parts:
-            self.parts["batches"][place] += unbiased_hsic(x["moments"], y["moments"])
-        if "heads" in self.parts and "heads" in x:
-            self.parts["heads"][place] += attention_sums(
-                x["heads"], y["heads"], x["words"]
-            )
-        if "head_moments" in self.parts and "head_moments" in x:
-            _add(
-                self.parts["head_moments"][place], x["head_moments"], y["head_moments"]
-            )
+            _add(grids[group], states_x[a : a + 1], states_y[b : b + 1])
+
+        if self.groups == 1:
+            group = 0
+        for family, parts in self.parts.items():
+            if family == "batches":
+                parts[group] += unbiased_hsic(states_x, states_y)
+            elif family not in x:
+                continue
+            elif family == "heads":
+                parts[group] += attention_sums(x[family], y[family], x["words"])
+            else:
+                _add(parts[group], x[family], y[family])
 
     def end(self, x: Means, y: Means, owner: int, texts: Mapping[int, Tensor]) -> None:
         """Make the sums between the models those of all ranks, about the means of all rows, on the rank that owns them.
@@ -208,23 +201,25 @@ class TileSums:
             grid.cross.move_(grid.x, grid.y, x[family][a], y[family][b])
             for value in grid.cross:
                 summed(value, owner)
-        for family in self.parts.keys() - {"head_moments"}:
-            added = []
-            for sums in self.parts[family]:
+        for family, parts in self.parts.items():  # in the same order on all ranks
+            if family == "head_moments":
+                continue
+            for group, sums in enumerate(parts):
                 values = [summed(value, owner) for value in sums]
-                added.append(type(sums)(*values))
-            self.parts[family] = added
+                parts[group] = type(sums)(*values)
 
     def of(self, measure: Measure) -> Any:
         """What a measure is computed from, over all groups; one object for all measures that share it."""
-        key = measure.family, measure.budget
+        key = (measure.family, measure.budget)
         if key not in self._contents:
             self._contents[key] = self._content(measure)
         return self._contents[key]
 
     def _content(self, measure: Measure) -> Any:
+        """As `of`, made anew."""
         if self.moments is not None and measure.family == "moments":
-            return SharedMoments(self.moments.centred(), self.x.white, self.y.white)
+            moments = self.moments.centred()
+            return SharedMoments(moments, self.x.white, self.y.white)
         if measure.family == "rows":
             return self._sample(measure.budget)
         return joined(self.parts[measure.family])
@@ -233,30 +228,36 @@ class TileSums:
         """What is kept of each group at one of the matching pairs of layers, by index; `joined` adds it up."""
         if measure.family == "moments":
             return self.matched[a, b]
-        parts = self.parts.get(measure.family) or self._samples(measure.budget)
+        parts: Sequence[Any]
+        if measure.family == "rows":
+            parts = self._samples(measure.budget)
+        else:
+            parts = self.parts[measure.family]
         return [part.pair(a, b) for part in parts]
 
     def _sample(self, budget: int) -> Sample:
-        return Sample(
-            self.x.samples[budget], self.y.samples[budget], self.texts[budget]
-        )
+        """The rows of all groups."""
+        x = self.x.samples[budget]
+        y = self.y.samples[budget]
+        return Sample(x, y, self.texts[budget])
 
     def _samples(self, budget: int) -> list[Sample]:
         """The rows of each group."""
         x, y, text = self._sample(budget)
-        sizes = (text % self.groups).bincount(minlength=self.groups).tolist()
-        parts = zip(
-            x.split(sizes, 1), y.split(sizes, 1), text.split(sizes), strict=True
-        )
-        return [Sample(*part) for part in parts]
+        group = text % self.groups
+        sizes = group.bincount(minlength=self.groups).tolist()
+        parts = x.split(sizes, 1), y.split(sizes, 1), text.split(sizes)
+        return list(map(Sample, *parts))
 
     def _grid(
         self, family: Family, place: int, pair: tuple[int, int] | None = None
     ) -> GridSums:
         """Sums of no rows, of which those within the models are views of what these keep."""
         a, b = _slices(pair)
-        x, y = self.x.moments[family][place].of(a), self.y.moments[family][place].of(b)
-        return GridSums(x, y, CrossSums.zeros(x, y))
+        x = self.x.moments[family][place].of(a)
+        y = self.y.moments[family][place].of(b)
+        cross = CrossSums.zeros(x, y)
+        return GridSums(x, y, cross)
 
     def _grids(self) -> Iterator[tuple[Family, tuple[slice, slice], GridSums]]:
         """All sums between the models about the shifts of these, with the layers of X and of Y that they are of."""
@@ -272,14 +273,18 @@ class TileSums:
 def joined(groups: Sequence[Any]) -> Any:
     """What a measure is computed from, of groups of texts together."""
     total = reduce(add, groups)
-    return SharedMoments(total.moments()) if isinstance(total, GridSums) else total
+    if isinstance(total, GridSums):
+        return SharedMoments(total.moments())
+    return total
 
 
 def _add(
     grid: GridSums, x: Tensor, y: Tensor, products: torch.dtype = torch.float64
 ) -> None:
     """Add paired rows to the sums between two models; those within them have these rows already."""
-    grid.cross.add_(grid.x.shifted(x), grid.y.shifted(y), products)
+    rows_x = grid.x.shifted(x)
+    rows_y = grid.y.shifted(y)
+    grid.cross.add_(rows_x, rows_y, products)
 
 
 def _slices(pair: tuple[int, int] | None) -> tuple[slice, slice]:
