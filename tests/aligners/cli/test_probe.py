@@ -21,7 +21,7 @@ def test_a_study_of_probes_before_and_after_fine_tuning(world: World, tmp_path: 
     config["data"] = {"max_length": 60}
     config["finetune"]["options"]["trainer"] = {"max_epochs": 1}
     config["probe"]["options"] |= {
-        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "drawn": 0, "controls": False,
+        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "controls": False,
         "training": {"max_epochs": 1, "least_steps": 5},
     }  # fmt: skip
     config["similarity"]["options"]["measures"] = ["rsa"]

@@ -226,7 +226,7 @@ def test_merchants_study_on_tiny_models(world: World, tmp_path: Path) -> None:
     rows = [json.dumps(line | {"text": f"{n} dull plots"}) for n in range(40)]
     files["ner_train.jsonl"].write_text("\n".join(rows))
     config["probe"]["options"] |= {
-        "projection": 4, "hidden": 4, "drawn": 0, "seeds": 1, "portions": [0.3, 1.0], "controls": True,
+        "projection": 4, "hidden": 4, "seeds": 1, "portions": [0.3, 1.0], "controls": True,
         "training": {"max_epochs": 1, "least_steps": 5},
     }  # fmt: skip
     config["probe"]["options"]["data"]["text"] = trees

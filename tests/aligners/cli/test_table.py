@@ -103,7 +103,7 @@ def test_help_of_all_explains_the_options(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     assert "usage: train.py fit [options]" in shown
     assert "Fit aligners between the states of two frozen models" in shown
-    for option in ("--model.aligners", "--data.sites", "ALIGNERS_CACHE", "--run", "--sites_at_once", "--ckpt_path"):
+    for option in ("--model.aligners", "--data.sites", "--run", "--sites_at_once", "--ckpt_path"):
         assert option in shown
 
 

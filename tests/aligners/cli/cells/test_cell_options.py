@@ -36,7 +36,7 @@ def test_what_changes_no_result_changes_no_id(world: World) -> None:
 
     usual = ids()
     for same in (
-        {"data": {"workers": 2, "cache": "elsewhere", "trust_remote_code": True}},
+        {"data": {"workers": 2, "trust_remote_code": True}},
         {"data": {"max_length": 128}},  # the default
         {"fit": {"options": {"model": {"aligners": {"linear": {"class_path": "Linear"}}}, "sites_at_once": 1}}},
         {"similarity": {"options": {"trainer": {"accelerator": "cpu"}}}},
