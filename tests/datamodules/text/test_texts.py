@@ -14,8 +14,9 @@ import torch
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text import sources
 from aligners.datamodules.text.labels import check_labelled, known_labels, read_labels
-from aligners.datamodules.text.loading import load_texts, split_of, split_shares, text_key
+from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.splitting import split_of, split_shares, text_key
 from aligners.datamodules.text.texts import Texts, words_on
 from aligners.errors import UserError
 from aligners.reports.finished_runs import make_report

@@ -1,7 +1,6 @@
-"""Texts are drawn once, and never stale."""
+"""Splits are made once, and are never stale."""
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,10 @@ from pathlib import Path
 import datasets
 import pytest
 
-from aligners.datamodules.text import drawn_texts, loading
+from aligners.datamodules.text import loading
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.splitting import RawTexts
 from aligners.datamodules.text.texts import Texts
 from aligners.models.embedded import cache_folder
 
@@ -21,13 +21,13 @@ SPLITS = ("fit", "validation", "test")
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TextSource]:
     """What was drawn, and not taken from the cache, which is empty."""
-    drawn, divide = list[TextSource](), loading._divide
+    drawn, divide = list[TextSource](), loading.divide
 
-    def count(source: TextSource, *read: object) -> Texts:
+    def count(source: TextSource, raw: RawTexts) -> Texts:
         drawn.append(source)
-        return divide(source, *read)  # type: ignore[arg-type]
+        return divide(source, raw)
 
-    monkeypatch.setattr(loading, "_divide", count)
+    monkeypatch.setattr(loading, "divide", count)
     monkeypatch.setenv("ALIGNERS_CACHE", str(tmp_path / "cache"))
     return drawn
 
@@ -49,7 +49,7 @@ def test_texts_of_one_setting_are_drawn_once_and_stay_the_same(drawn: list[TextS
     source = written(tmp_path / "films.csv")
     first, again = load_texts(source), load_texts(source)
     assert len(drawn) == 1
-    assert content(first) == content(again) == content(loading._divide(source, *loading._read(source)))
+    assert content(first) == content(again) == content(loading.divide(source, loading.read_source(source)))
     assert [split._fingerprint for split in (first.fit, first.test)] == [
         again.fit._fingerprint,
         again.test._fingerprint,
@@ -57,7 +57,7 @@ def test_texts_of_one_setting_are_drawn_once_and_stay_the_same(drawn: list[TextS
     for number, other in zip((3, 5), (replace(source, seed=1), replace(source, validation_share=0.0)), strict=True):
         texts = load_texts(other)
         assert (len(drawn), content(texts) == content(first)) == (number, False)
-        assert content(texts) == content(loading._divide(other, *loading._read(other)))
+        assert content(texts) == content(loading.divide(other, loading.read_source(other)))
 
 
 def test_texts_of_a_file_that_has_changed_are_drawn_again(
@@ -66,7 +66,7 @@ def test_texts_of_a_file_that_has_changed_are_drawn_again(
     load_texts(written(tmp_path / "films.csv"))
     texts = load_texts(written(tmp_path / "films.csv", "books", when=1e9 + 1))
     assert (len(drawn), texts.fit["text"][0].split()[0]) == (2, "books")
-    monkeypatch.setattr(drawn_texts, "_code", lambda: "another version")
+    monkeypatch.setattr(loading, "_code", lambda: "another version")
     load_texts(TextSource(str(tmp_path / "films.csv")))
     assert len(drawn) == 3
 
@@ -93,10 +93,9 @@ def test_what_could_not_be_written_whole_is_drawn_again(
 
 def test_of_cells_that_begin_together_one_draws(drawn: list[TextSource], tmp_path: Path) -> None:
     source = written(tmp_path / "films.csv")
-    tables: Sequence[datasets.Dataset] = loading._read(source)[0]
 
     def load(_: int) -> object:
-        return content(drawn_texts.drawn_once(source, tables, lambda: loading._divide(source, *loading._read(source))))
+        return content(load_texts(source))
 
     with ThreadPoolExecutor(4) as threads:
         first, *others = threads.map(load, range(4))
@@ -115,4 +114,4 @@ def test_a_split_without_texts_is_empty_again(drawn: list[TextSource], tmp_path:
     source = replace(written(tmp_path / "films.csv"), validation_share=0.0)
     first, again = load_texts(source), load_texts(source)
     assert (len(drawn), len(first.validation)) == (1, 0)
-    assert content(first) == content(again) == content(loading._divide(source, *loading._read(source)))
+    assert content(first) == content(again) == content(loading.divide(source, loading.read_source(source)))
