@@ -1,4 +1,4 @@
-"""The two kinds of probes: of labelled spans of words, and structural ones, whose map lays out a sentence's tree."""
+"""The two kinds of probes: edge probes of labelled spans, and structural probes, whose map lays out a tree."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from aligners.probing.probe_bank import (
     Examples,
     Probes,
     Variant,
+    Variants,
     Words,
     answers,
     fresh_bank,
@@ -34,17 +35,18 @@ from aligners.probing.trees import (
 START = 0.05  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
 WIDTH = 64
 USUAL_RANK = 64  # more adds nothing (Hewitt and Manning 2019, §4.2 and Figure 5), and takes longer
+COUNTS = 4  # labels given rightly, given, and true; targets whose labels are all right
 
 
 class EdgeProbes(Probes):
     """Projection, attention within each span, and a network of two layers.
 
     Args:
-        variants: A, the number of probes.
-        width: d, of the states.
+        variants: the A probes.
+        width: d, the width of the states.
         labels: K, the number of labels.
-        spans: S, 1 or 2 for each target.
-        several: whether a target may have several labels, or none: each is then a question of its own.
+        spans: S, the number of spans of each target, 1 or 2.
+        several: whether a target may have several labels, or none: each label is then a yes-or-no question.
         projection: width to which states are projected before they are pooled.
         hidden: width of the hidden layer.
 
@@ -57,7 +59,7 @@ class EdgeProbes(Probes):
 
     def __init__(
         self,
-        variants: Sequence[Variant],
+        variants: Variants,
         width: int,
         labels: int,
         spans: int = 1,
@@ -66,31 +68,43 @@ class EdgeProbes(Probes):
         hidden: int = 256,
     ) -> None:
         super().__init__(variants, width)
-        self.labels, self.spans, self.several = labels, spans, several
-        self.projection, self.hidden = projection, hidden
+        self.labels = labels
+        self.spans = spans
+        self.several = several
+        self.projection = projection
+        self.hidden = hidden
+
         count = len(variants)
         self.projections = nn.ModuleList()
         self.attention = nn.ModuleList()
         for _ in range(spans):
-            self.projections.append(BankLinear(count, width, projection))
+            project = BankLinear(count, width, projection)
+            self.projections.append(project)
         for _ in range(spans):
-            self.attention.append(BankLinear(count, projection, 1))
+            attend = BankLinear(count, projection, 1)
+            self.attention.append(attend)
         self.first = BankLinear(count, spans * projection, hidden)
         self.last = BankLinear(count, hidden, labels)
-        control = torch.tensor([int(variant.control) for variant in variants])
-        self.register_buffer("control", control, persistent=False)
+
+        control = [int(variant.control) for variant in variants]
+        self.register_buffer("control", torch.tensor(control), persistent=False)
 
     def forward(self, read: Tensor, part: Targets) -> Tensor:
         """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
         pooled = []
-        layers = zip(self.projections, self.attention, strict=True)
-        for span, (project, attend) in enumerate(layers):
-            pooled.append(_pooled(project(read), attend, part.spans[:, span]))
-        hidden = self.first(torch.cat(pooled, -1)).tanh()
-        return self.last(nn.functional.layer_norm(hidden, (self.hidden,)))
+        for span in range(self.spans):
+            project = self.projections[span]
+            attend = self.attention[span]
+            words = part.spans[:, span]
+            pooled.append(_pooled(project(read), attend, words))
+
+        spans = torch.cat(pooled, -1)
+        hidden = self.first(spans).tanh()
+        normed = nn.functional.layer_norm(hidden, (self.hidden,))
+        return self.last(normed)
 
     def true_labels(self, part: Targets) -> Tensor:
-        """The labels that each variant is to give, (A, T, K) bool: those of the task, or of its control task."""
+        """The labels that each variant should give, (A, T, K) bool: those of the task or of its control task."""
         return part.labels[self.control]
 
     def losses(self, read: Tensor, part: Targets) -> Tensor:
@@ -102,7 +116,7 @@ class EdgeProbes(Probes):
 
         Args:
             logits: (A, T, K).
-            part: of T targets.
+            part: the T targets.
 
         Returns:
             (A, T); infinite for a target whose only label is not among the K.
@@ -114,8 +128,9 @@ class EdgeProbes(Probes):
                 logits, truth, reduction="none"
             )
             return loss.sum(-1)
-        log_likelihood = logits.log_softmax(-1).masked_fill(~labels, -torch.inf)
-        return -log_likelihood.amax(-1)
+        log_likelihood = logits.log_softmax(-1)
+        of_the_true = log_likelihood.masked_fill(~labels, -torch.inf)
+        return -of_the_true.amax(-1)
 
 
 def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
@@ -124,20 +139,24 @@ def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
     longest = int((end - first).max())
     if longest == 1:
         return states[:, first]
-    rows = first[:, None] + torch.arange(longest, device=states.device)
-    real = rows < end[:, None]
-    rows = rows.where(real, first[:, None])
-    scores = attend(states)[..., 0][:, rows].masked_fill(~real, -torch.inf)
-    weights = scores.softmax(-1)[..., None]
-    return (weights * states[:, rows]).sum(2)
+    first, end = first[:, None], end[:, None]
+    rows = first + torch.arange(longest, device=states.device)
+    real = rows < end
+    rows = rows.where(real, first)
+
+    scores = attend(states)[..., 0]
+    of_spans = scores[:, rows].masked_fill(~real, -torch.inf)
+    weights = of_spans.softmax(-1)
+    weighted = weights[..., None] * states[:, rows]
+    return weighted.sum(2)
 
 
 class EdgeScores(NamedTuple):
-    """Of each of A probes and each of B sentences, over its targets, float64 on the CPU.
+    """What each of A probes gets right in each of B sentences, over all targets of the sentence.
 
     Attributes:
-        counts: (A, B, 4) labels given rightly, given, and true; targets whose labels are all right.
-        targets: of all sentences.
+        counts: (A, B, 4) labels given rightly, given, and true; targets whose labels are all right. Float64 on the CPU.
+        targets: the targets of all sentences.
     """
 
     counts: Tensor
@@ -159,8 +178,9 @@ class EdgeScores(NamedTuple):
         }
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """The measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
-        return {"F1": f1(weights @ self.counts)}
+        """F1, (A, R), where a sentence counts as often as `weights` (R, B) say."""
+        counts = weights @ self.counts
+        return {"F1": f1(counts)}
 
 
 @dataclass
@@ -181,7 +201,8 @@ class EdgeTask(Task):
     def validation(self) -> Examples:
         """The targets of the validation words whose labels occur in fitting."""
         targets = self.annotations(self.watched)
-        return Examples(self.watched, targets.only(targets.unknown == 0))
+        known = targets.only(targets.unknown == 0)
+        return Examples(self.watched, known)
 
     def fresh(self, seed: int) -> Bank:
         """Make an untrained bank."""
@@ -189,7 +210,7 @@ class EdgeTask(Task):
         return fresh_bank(EdgeProbes, self.variants, self.words, seed, **options)
 
     def about(self) -> dict[str, Any]:
-        """What is kept beside a bank, as plain values."""
+        """What is saved beside a bank, as plain values."""
         return {
             "task": self.name,
             "labels": asdict(self.labels),
@@ -209,20 +230,24 @@ class EdgeTask(Task):
         self, scores: Sequence[EdgeScores], variant: int, weights: Tensor
     ) -> Row:
         """F1 and accuracy, of all seeds together."""
-        sums = torch.stack(
-            [result.counts[variant] for result in scores]
-        )  # (seeds, B, 4)
+        by_seed = [result.counts[variant] for result in scores]
+        counts = torch.stack(by_seed)  # (seeds, B, 4)
+        score = f1(weights @ counts.sum(0))
+        score_by_seed = f1(counts.sum(1))
+        row: Row = {**score_columns("score", score, score_by_seed)}
+
         targets = len(scores[0].targets) * len(scores)
-        row = dict(score_columns("score", f1(weights @ sums.sum(0)), f1(sums.sum(1))))
-        row["accuracy"] = accuracy(sums.sum((0, 1)), targets)
+        row["accuracy"] = accuracy(counts.sum((0, 1)), targets)
         return row
 
     def of_probe(
         self, scores: Sequence[EdgeScores], variant: int, weights: Tensor
     ) -> Row:
-        """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
+        """Parameters, the layers that a mix reads, and how much better a probe is than that of the control task."""
         own = self.variants[variant]
-        parameters = sum(weight.numel() for weight in self.banks[0].probes.parameters())
+        parameters = 0
+        for weight in self.banks[0].probes.parameters():
+            parameters += weight.numel()
         row: Row = {"parameters": parameters // len(self.variants)}
         if own == Variant("model", None):
             row["centre_of_gravity"] = centre_of_gravity(self.banks, variant)
@@ -230,8 +255,8 @@ class EdgeTask(Task):
         control = own._replace(control=True)
         if control in self.variants:
             both = [variant, self.variants.index(control)]
-            sums = torch.stack([result.counts for result in scores]).sum(0)[both]
-            score, control_score = f1(weights @ sums)
+            counts = torch.stack([result.counts[both] for result in scores])
+            score, control_score = f1(weights @ counts.sum(0))
             row["control"] = control_score[0]
             row |= score_columns("selectivity", score - control_score)
         return row
@@ -239,44 +264,56 @@ class EdgeTask(Task):
 
 def centre_of_gravity(banks: Sequence[Bank], variant: int) -> float:
     """The layer that a mix reads on average, Σ_l l · weight_l, mean over seeds (Tenney et al. 2019b, §3.2)."""
-    layers = torch.tensor([float(place.layer) for place in banks[0].places])
-    weights = torch.stack([bank.readings.weights()[variant].cpu() for bank in banks])
-    return float(weights.mean(0) @ layers)
+    layers = [float(place.layer) for place in banks[0].places]
+    of_seeds = []
+    for bank in banks:
+        weights = bank.readings.weights()
+        of_seeds.append(weights[variant].cpu())
+    mean = torch.stack(of_seeds).mean(0)
+    return float(mean @ torch.tensor(layers))
 
 
 def counts(bank: Bank, examples: Examples) -> Tensor:
     """`EdgeScores.counts` of a bank: it gives the most likely label, or all that are more likely than not."""
     probes = cast(EdgeProbes, bank.probes)
     targets = cast(Targets, examples.annotations)
-    sums = torch.zeros(len(bank.variants), targets.count, 4, dtype=torch.float64)
     of_the_task = 1 - probes.control.cpu()[:, None]
+    sums = _no_counts(len(bank.variants), targets)
     for part, logits in answers(bank, examples):
         if probes.several:
             given = logits > 0
         else:
             best = logits.argmax(-1)
-            given = nn.functional.one_hot(best, logits.shape[-1]).bool()
-        counted = _of_targets(
-            given, probes.true_labels(part), part.unknown * of_the_task
-        )
+            given = nn.functional.one_hot(best, probes.labels).bool()
+
+        true = probes.true_labels(part)
+        unknown = part.unknown * of_the_task
+        counted = _of_targets(given, true, unknown)
         sums.index_add_(1, part.sentence, counted)
     return sums
 
 
 def majority(labels: Labels, targets: Targets) -> Tensor:
-    """`EdgeScores.counts` of the most frequent labels of fitting, given to every target: (1, B, 4)."""
-    most_frequent = labels.sets[0][0]
-    given = labels.multi_hot(most_frequent).expand(1, len(targets), -1)
-    counted = _of_targets(given, targets.labels[:1], targets.unknown[None])
-    sums = torch.zeros(1, targets.count, 4, dtype=torch.float64)
+    """`EdgeScores.counts` where every target is given the most frequent labels of fitting: (1, B, 4)."""
+    most_frequent, _ = labels.sets[0]
+    given = labels.multi_hot(most_frequent)
+    given_to_each = given.expand(1, len(targets), -1)
+    own = targets.labels[:1]
+    counted = _of_targets(given_to_each, own, targets.unknown[None])
+    sums = _no_counts(1, targets)
     return sums.index_add_(1, targets.sentence, counted)
+
+
+def _no_counts(probes: int, targets: Targets) -> Tensor:
+    return torch.zeros(probes, targets.count, COUNTS, dtype=torch.float64)
 
 
 def _of_targets(given: Tensor, true: Tensor, unknown: Tensor) -> Tensor:
     """Counts of each target, (A, T, 4), from (A, T, K) bool; `unknown` (A, T) true labels come on top."""
-    right = (given & true).sum(-1).cpu()
-    exact = (given == true).all(-1).cpu() & (unknown == 0)
-    counted = [right, given.sum(-1).cpu(), true.sum(-1).cpu() + unknown, exact]
+    given, true = given.cpu(), true.cpu()
+    right = (given & true).sum(-1)
+    exact = (given == true).all(-1)
+    counted = [right, given.sum(-1), true.sum(-1) + unknown, exact & (unknown == 0)]
     return torch.stack(counted, -1).double()
 
 
@@ -294,22 +331,23 @@ def accuracy(counts: Tensor, targets: int) -> Tensor:
 def codelengths(bank: Bank, examples: Examples) -> Tensor:
     """Bits that each variant needs to send the labels of each target, (A, T) float64 on the CPU.
 
-    Infinite for a label that does not occur in fitting, where a target has one label.
+    Where a target has one label, and that does not occur in fitting, they are infinite.
     """
     probes = cast(EdgeProbes, bank.probes)
     nats = []
     for part, logits in answers(bank, examples):
-        nats.append(probes.surprise(logits.double(), part).cpu())
+        surprise = probes.surprise(logits.double(), part)
+        nats.append(surprise.cpu())
     return torch.cat(nats, 1) / math.log(2)
 
 
 class StructuralProbes(Probes):
-    """Maps h ↦ Bᵀh, which differ in the states that they read and in rank.
+    """Maps h ↦ Bᵀh, which differ in rank and in the states that they read.
 
     Args:
-        variants: with the rank of each.
-        width: d, of the states.
-        most: the highest rank; default: of these variants.
+        variants: the probes, each with its rank.
+        width: d, the width of the states.
+        most: the highest rank; default: that of these variants.
         usual: rank of the variants that name none; default: d.
 
     Raises:
@@ -323,33 +361,44 @@ class StructuralProbes(Probes):
 
     def __init__(
         self,
-        variants: Sequence[Variant],
+        variants: Variants,
         width: int,
         most: int | None = None,
         usual: int | None = None,
     ) -> None:
         super().__init__(variants, width)
-        self.usual = width if usual is None else usual
+        if usual is None:
+            usual = width
         ranks = []
         for variant in variants:
-            rank = self.usual if variant.rank is None else variant.rank
+            rank = variant.rank
+            if rank is None:
+                rank = usual
             if not 1 <= rank <= width:
                 raise UserError(
                     f"Expected `ranks` between 1 and {width}, the width of the states, but got {rank}."
                 )
             ranks.append(rank)
-        self.most = max(ranks) if most is None else most
+        if most is None:
+            most = max(ranks)
+        self.usual = usual
+        self.most = most
 
-        start = torch.empty(width, width).uniform_(-START, START)[:, : self.most]
+        start = torch.empty(width, width).uniform_(-START, START)
         # |Bᵀh|² is then of the size of distances in trees
-        sizes = torch.tensor([WIDTH / math.sqrt(width * rank) for rank in ranks])
-        self.weight = nn.Parameter(start * sizes[:, None, None])
-        kept = torch.arange(self.most) < torch.tensor(ranks)[:, None]
+        sizes = [WIDTH / math.sqrt(width * rank) for rank in ranks]
+        scales = torch.tensor(sizes)[:, None, None]
+        self.weight = nn.Parameter(start[:, :most] * scales)
+        kept = torch.arange(most) < torch.tensor(ranks)[:, None]
         self.register_buffer("kept", kept, persistent=False)
+
+    def matrices(self) -> Tensor:
+        """B of each variant, (A, d, most), zero beyond its rank."""
+        return self.weight * self.kept[:, None]
 
     def projected(self, read: Tensor, part: TreesPart) -> Tensor:
         """Bᵀh of the words of each sentence, padded: (A, n, d) -> (A, b, T, most), zero beyond a variant's rank."""
-        projected = torch.bmm(read, self.weight * self.kept[:, None])
+        projected = torch.bmm(read, self.matrices())
         return projected[:, part.rows]
 
 
@@ -360,31 +409,40 @@ class DistanceProbes(StructuralProbes):
         """Predict distances: (A, n, d) -> (A, b, T, T)."""
         projected = self.projected(read, part)
         squares = projected.square().sum(-1)
-        return (
-            squares[..., :, None] + squares[..., None, :] - 2 * projected @ projected.mT
-        )
+        sums = squares[..., :, None] + squares[..., None, :]
+        return sums - 2 * projected @ projected.mT
 
     def losses(self, read: Tensor, part: TreesPart) -> Tensor:
         """Mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
-        pairs = (part.real[:, :, None] & part.real[:, None]).to(read.dtype)
-        errors = (self(read, part) - part.distances).abs() * pairs
-        return errors.sum((-1, -2)) / pairs.sum((-1, -2))
+        real = part.real
+        pairs = real[:, :, None] & real[:, None]
+        distances = self(read, part)
+        errors = distances - part.distances
+        return _mean_absolute(errors, pairs, (-1, -2))
 
 
 class DepthProbes(StructuralProbes):
-    """The squared length |Bᵀh_i|² stands for the depth of a word in the tree (§2.3): of h itself, not of h − mean."""
+    """The squared length |Bᵀh_i|² stands for the depth of a word in the tree (§2.3); h is not centred."""
 
     centred = False
 
     def forward(self, read: Tensor, part: TreesPart) -> Tensor:
         """Predict depths: (A, n, d) -> (A, b, T)."""
-        return self.projected(read, part).square().sum(-1)
+        projected = self.projected(read, part)
+        return projected.square().sum(-1)
 
     def losses(self, read: Tensor, part: TreesPart) -> Tensor:
         """Mean absolute error over the words of each sentence, (A, b)."""
-        real = part.real.to(read.dtype)
-        errors = (self(read, part) - part.depths).abs() * real
-        return errors.sum(-1) / real.sum(-1)
+        depths = self(read, part)
+        errors = depths - part.depths
+        return _mean_absolute(errors, part.real, (-1,))
+
+
+def _mean_absolute(errors: Tensor, real: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The mean of |errors| over the real entries along some axes."""
+    counted = real.to(errors.dtype)
+    sums = (errors.abs() * counted).sum(axes)
+    return sums / counted.sum(axes)
 
 
 STRUCTURAL = {"distance": DistanceProbes, "depth": DepthProbes}
@@ -392,9 +450,9 @@ STRUCTURAL = {"distance": DistanceProbes, "depth": DepthProbes}
 
 @dataclass
 class TreeTask(Task):
-    """Distances or depths in the trees of a model's fitting words, as its name says.
+    """Distances or depths, as its name says, in the trees of a model's fitting words.
 
-    A variant without a rank has that of 64, or the width of narrower states.
+    A variant that names no rank has rank 64, or the width of narrower states.
     """
 
     baseline = "word order"
@@ -414,7 +472,8 @@ class TreeTask(Task):
     def fresh(self, seed: int) -> Bank:
         """Make an untrained bank."""
         kind = STRUCTURAL[self.name]
-        return fresh_bank(kind, self.variants, self.words, seed, usual=self._usual_rank)
+        usual = self._usual_rank
+        return fresh_bank(kind, self.variants, self.words, seed, usual=usual)
 
     def scores(self, bank: Bank | None, held: Words) -> TreeScores:
         """As `Task.scores`; the baseline is a chain of the words in their order."""
@@ -429,16 +488,20 @@ class TreeTask(Task):
         self, scores: Sequence[TreeScores], variant: int, weights: Tensor
     ) -> Row:
         """Spearman's correlation, and the share of edges or roots that are found: means over seeds."""
-        first = scores[0]
-        spearman = torch.stack([result.spearman[variant] for result in scores])
-        mean = by_length(spearman.mean(0, keepdim=True), first.lengths, weights)[0]
-        row = dict(score_columns("score", mean, by_length(spearman, first.lengths)))
+        lengths = scores[0].lengths
+        totals = scores[0].totals
+        by_seed = torch.stack([result.spearman[variant] for result in scores])
+        mean = by_seed.mean(0, keepdim=True)
+        (score,) = by_length(mean, lengths, weights)
+        score_by_seed = by_length(by_seed, lengths)
 
-        hits = torch.stack([result.hits[variant] for result in scores]).mean(0)
-        share = pooled_ratio(hits[None], first.totals, weights)[0]
-        if self.name == "distance":
-            return row | score_columns("uuas", share)
-        return row | score_columns("root_accuracy", share)
+        hits = torch.stack([result.hits[variant] for result in scores])
+        (share,) = pooled_ratio(hits.mean(0)[None], totals, weights)
+        found = "uuas" if self.name == "distance" else "root_accuracy"
+        return {
+            **score_columns("score", score, score_by_seed),
+            **score_columns(found, share),
+        }
 
     def of_probe(
         self, scores: Sequence[TreeScores], variant: int, weights: Tensor

@@ -1,4 +1,4 @@
-"""A task: what the probes of a model's words are trained on and how, the probes, and what the report says of them."""
+"""Tasks: what probes are trained on, how they are trained, and what the report says of them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,16 +17,26 @@ from aligners.injection.scoring.scores import (
     resampled_counts,
     with_interval,
 )
-from aligners.probing.probe_bank import Bank, Examples, Variant, Words, losses
+from aligners.probing.probe_bank import (
+    Bank,
+    Examples,
+    Numbers,
+    Variant,
+    Variants,
+    Words,
+    losses,
+)
+
+Measures = dict[str, Tensor]  # name -> the measure of each probe
 
 
 @dataclass(frozen=True)
 class ProbeTraining:
     """How probes are trained: Adam, until the loss on the validation sentences stops falling.
 
-    That loss is looked at before training and after each epoch. Whenever a look finds none that is lower than all
-    before, the learning rate is halved; after `patience` such looks in a row the training ends, and the weights of the
-    lowest loss are kept. Each probe of a bank has its own rate, end and weights.
+    That loss is checked before training and after each epoch. Whenever it is not the lowest so far, the learning rate
+    is halved; after `patience` such checks in a row the training ends, and the weights of the lowest loss are kept.
+    Each probe of a bank has its own rate, end and weights.
 
     Args:
         max_epochs: the most passes over the fitting sentences. The report says how many probes were still learning
@@ -46,17 +56,21 @@ class ProbeTraining:
     def __post_init__(self) -> None:
         check_range(above=0, **vars(self))
 
+    def steps(self, sentences: int) -> int:
+        """Optimiser steps in an epoch of so many sentences."""
+        return max(self.least_steps, math.ceil(sentences / self.batch))
+
 
 class Progress:
-    """How far each variant of a bank has come.
-
-    Attributes:
-        rates: (A,) factor of its learning rate; 0: its training has ended.
+    """How far the training of each variant of a bank has come.
 
     Args:
-        bank: before its first step.
-        loss: (A,) then, on the validation sentences.
+        bank: the bank before its first step.
+        loss: (A,) its loss on the validation sentences.
         patience: see `ProbeTraining`.
+
+    Attributes:
+        rates: (A,) factor of each variant's learning rate; 0: its training has ended.
     """
 
     def __init__(self, bank: Bank, loss: Tensor, patience: int) -> None:
@@ -64,7 +78,7 @@ class Progress:
         self._patience = patience
         self.rates = torch.ones_like(loss)
         self._lowest = loss
-        self._looks = torch.zeros_like(loss)
+        self._checks = torch.zeros_like(loss)  # in a row without a lower loss
         self._kept = self._copies()
 
     def _copies(self) -> list[Tensor]:
@@ -72,22 +86,28 @@ class Progress:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take a step, of each variant with its own rate."""
+        """Take a step of the optimiser; each variant goes as far as its own rate says."""
         before = self._copies()
         optimizer.step()
         for parameter, old in zip(self._parameters, before, strict=True):
-            parameter.copy_(old.lerp(parameter, _along(self.rates, parameter)))
+            rates = _along(self.rates, parameter)
+            stepped = old.lerp(parameter, rates)
+            parameter.copy_(stepped)
 
     @torch.no_grad()
-    def look(self, loss: Tensor) -> None:
-        """Keep the variants whose loss is their lowest, slow down or end the others."""
+    def check(self, loss: Tensor) -> None:
+        """Keep the weights of the variants whose loss is their lowest; slow down or end the others."""
         lower = (loss < self._lowest) & (self.rates > 0)
         for parameter, best in zip(self._parameters, self._kept, strict=True):
-            best.copy_(parameter.where(_along(lower, parameter), best))
+            better = _along(lower, parameter)
+            best.copy_(parameter.where(better, best))
+
         self._lowest = loss.where(lower, self._lowest)
-        self._looks = (self._looks + 1).where(~lower, 0)
-        halved = (self.rates / 2).where(~lower, self.rates)
-        self.rates = halved.where(self._looks < self._patience, 0)
+        checks = self._checks + 1
+        self._checks = checks.where(~lower, 0)
+        halved = self.rates / 2
+        rates = halved.where(~lower, self.rates)
+        self.rates = rates.where(self._checks < self._patience, 0)
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -99,52 +119,60 @@ class Progress:
 def train_bank(
     bank: Bank, fitting: Examples, watched: Examples, how: ProbeTraining, seed: int
 ) -> None:
-    """Train, all variants on the same sentences in the same order.
+    """Train all variants of a bank, on the same sentences in the same order.
 
     Args:
-        bank: changed in place; then it no longer takes gradients.
+        bank: changed in place; afterwards it takes no gradients.
         fitting: what it learns, with states at the bank's places.
-        watched: what says when a variant has learned enough, likewise.
+        watched: likewise, what says when a variant has learned enough.
         how: rates and lengths.
-        seed: of the order.
+        seed: seed of the order.
 
     Raises:
         ValueError: there are no targets, or a loss is not finite.
     """
-    for kind, examples in {"fitting": fitting, "validation": watched}.items():
-        if not examples.sentences:
-            raise UserError(
-                f"Expected {kind} sentences with targets to train probes on, but got none. Give more "
-                "text, or a larger `data.text.validation_share`."
-            )
-
-    epoch = max(how.least_steps, math.ceil(len(fitting.sentences) / how.batch))
-    batches = _batches(fitting.sentences, how.batch, epoch * how.max_epochs, seed)
+    _check_targets("fitting", fitting)
+    _check_targets("validation", watched)
+    epoch = how.steps(len(fitting.sentences))
+    order = _batches(fitting.sentences, how.batch, epoch * how.max_epochs, seed)
     optimizer = torch.optim.Adam(bank.parameters(), lr=how.learning_rate)
     progress = Progress(bank, losses(bank, watched), how.patience)
-    for step, chosen in enumerate(batches, start=1):
-        optimizer.zero_grad(set_to_none=True)
-        states, part = fitting.batch(bank.places, chosen)
-        loss = bank.losses(states, part).mean(1)
-        if not loss.isfinite().all():
-            diverged = int((~loss.isfinite()).nonzero()[0])
-            raise UserError(
-                f"The loss of {bank.variants[diverged]} is not finite at step {step}. "
-                "Lower `training.learning_rate`."
-            )
-        loss.sum().backward()
+    for step, chosen in enumerate(order, start=1):
+        optimizer.zero_grad()
+        loss = _summed_loss(bank, fitting, chosen, step)
+        loss.backward()
         progress.step(optimizer)
         if step % epoch == 0:
-            progress.look(losses(bank, watched))
+            progress.check(losses(bank, watched))
             if not progress.rates.any():
                 break
 
     progress.take_back()
-    rates = progress.rates.tolist()
-    bank.unfinished = [
-        v for v, rate in zip(bank.variants, rates, strict=True) if rate > 0
-    ]
+    learning = progress.rates.nonzero()[:, 0]
+    bank.unfinished = [bank.variants[a] for a in learning.tolist()]
     bank.eval().requires_grad_(False)
+
+
+def _check_targets(kind: str, examples: Examples) -> None:
+    """Raise if no sentence has a target."""
+    if not examples.sentences:
+        raise UserError(
+            f"Expected {kind} sentences with targets to train probes on, but got none. Give more "
+            "text, or a larger `data.text.validation_share`."
+        )
+
+
+def _summed_loss(bank: Bank, fitting: Examples, chosen: Numbers, step: int) -> Tensor:
+    """The loss on some sentences, summed over variants; raise if one is not finite."""
+    states, part = fitting.batch(bank.places, chosen)
+    loss = bank.losses(states, part).mean(1)
+    diverged = (~loss.isfinite()).nonzero()
+    if len(diverged):
+        variant = bank.variants[int(diverged[0])]
+        raise UserError(
+            f"The loss of {variant} is not finite at step {step}. Lower `training.learning_rate`."
+        )
+    return loss.sum()
 
 
 def ended(banks: Iterable[Bank]) -> Counter[str]:
@@ -157,21 +185,24 @@ def ended(banks: Iterable[Bank]) -> Counter[str]:
 
 
 def _along(values: Tensor, parameter: Tensor) -> Tensor:
-    """Values of each variant, (A,), to be combined with a parameter (A, ...)."""
-    return values.view(-1, *[1] * (parameter.ndim - 1))
+    """Values of each variant, (A,), in a shape that broadcasts with a parameter (A, ...)."""
+    others = [1] * (parameter.ndim - 1)
+    return values.view(-1, *others)
 
 
 def _batches(
-    sentences: Sequence[int], size: int, steps: int, seed: int
+    sentences: Numbers, size: int, steps: int, seed: int
 ) -> Iterator[list[int]]:
-    """Batches in an order that the seed draws anew in each epoch; all have equally many sentences."""
+    """Batches of equally many sentences, in an order that is drawn anew in each epoch."""
     draw = torch.Generator().manual_seed(seed)
     order = list[int]()
-    size = min(size, len(sentences))
+    count = len(sentences)
+    size = min(size, count)
     for _ in range(steps):
         if len(order) < size:
-            order = torch.randperm(len(sentences), generator=draw).tolist()
-        chosen, order = order[:size], order[size:]
+            order = torch.randperm(count, generator=draw).tolist()
+        chosen = order[:size]
+        order = order[size:]
         yield [sentences[place] for place in chosen]
 
 
@@ -180,23 +211,23 @@ class Task(ABC):
     """A task on the fitting words of a model.
 
     Args:
-        name: of the task.
+        name: name of the task.
         words: the fitting words.
         watched: the validation words.
-        variants: of the bank.
-        seed: of the control task and of the intervals.
+        variants: the probes of each bank.
+        seed: seed of the control task and of the intervals.
         sizes: `projection` and `hidden` of edge probes.
 
     Attributes:
         fitting: the fitting words with their labels or trees.
-        banks: trained probes of all variants, those of each `train`.
+        banks: the trained bank of each call of `train`.
         baseline: what the report calls the answer that needs no states.
     """
 
     name: str
     words: Words
     watched: Words
-    variants: Sequence[Variant]
+    variants: Variants
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     fitting: Examples = field(init=False)
@@ -204,7 +235,8 @@ class Task(ABC):
     baseline: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self.fitting = Examples(self.words, self.annotations(self.words))
+        annotations = self.annotations(self.words)
+        self.fitting = Examples(self.words, annotations)
 
     @abstractmethod
     def annotations(self, words: Words) -> Any:
@@ -216,32 +248,34 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, bank: Bank | None, held: Words) -> Any:
-        """What a bank gets right in each of the held-out sentences; None: the baseline.
+        """What a bank, or with None the baseline, gets right in each of the held-out sentences.
 
-        It has `sentences`, their number; `about`, what the report says of them; and `measures`: from how often each
-        sentence counts, (R, B), to each measure, (A, R).
+        The result has `sentences`, their number; `about`, what the report says of them; and `measures`, which takes how
+        often each sentence counts, (R, B), and returns each measure, (A, R).
         """
 
     @abstractmethod
     def columns(self, scores: Sequence[Any], variant: int, weights: Tensor) -> Row:
-        """What the report says of a variant, or of the baseline, by its scores of each seed."""
+        """The columns of the report of a variant or of the baseline, by its scores of each seed."""
 
     @abstractmethod
     def of_probe(self, scores: Sequence[Any], variant: int, weights: Tensor) -> Row:
-        """What the report says besides of a variant, and not of the baseline."""
+        """Further columns of a variant, which the baseline does not have."""
 
-    def about(self) -> dict[str, Any]:
-        """What is kept beside a bank, as plain values."""
+    def about(self) -> Row:
+        """What is saved beside a bank, as plain values."""
         return {"task": self.name}
 
     def validation(self) -> Examples:
         """The validation words with their labels or trees."""
-        return Examples(self.watched, self.annotations(self.watched))
+        annotations = self.annotations(self.watched)
+        return Examples(self.watched, annotations)
 
     def train(self, how: ProbeTraining, seed: int) -> None:
         """Train a fresh bank on all fitting words, and keep it."""
         bank = self.fresh(seed)
-        train_bank(bank, self.fitting, self.validation(), how, seed)
+        watched = self.validation()
+        train_bank(bank, self.fitting, watched, how, seed)
         self.banks.append(bank)
 
     def rows(self, held: Words) -> Iterator[Row]:
@@ -250,9 +284,9 @@ class Task(ABC):
         scores = [self.scores(bank, held) for bank in self.banks]
         weights = resampled_counts(baseline.sentences, self.seed)
         about = {"task": self.name, **baseline.about}
-        yield row_of(
-            self.baseline, None, **about, **self.columns([baseline], 0, weights)
-        )
+        columns = self.columns([baseline], 0, weights)
+        yield row_of(self.baseline, **about, **columns)
+
         for number, variant in enumerate(self.variants):
             if variant.control:
                 continue
@@ -260,21 +294,23 @@ class Task(ABC):
             columns |= self.of_probe(scores, number, weights)
             yield row_of(variant.source, variant, **about, **columns)
 
-    def measures(self, bank: Bank | None, held: Words, seed: int) -> dict[str, Tensor]:
+    def measures(self, bank: Bank | None, held: Words, seed: int) -> Measures:
         """Each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
 
         Args:
             bank: A trained probes; None: the baseline.
             held: the words, with states at the bank's places.
-            seed: of the resampling.
+            seed: seed of the resampling.
         """
         scores = self.scores(bank, held)
-        return scores.measures(resampled_counts(scores.sentences, seed))
+        weights = resampled_counts(scores.sentences, seed)
+        return scores.measures(weights)
 
-    def at(self, layer: int, held: Words, seed: int) -> dict[str, Tensor]:
+    def at(self, layer: int, held: Words, seed: int) -> Measures:
         """`measures` of the first bank's probe of a layer, (1, 1 + R)."""
         layers = [variant.layer for variant in self.variants]
-        probe = self.banks[0].only([layers.index(layer)])
+        number = layers.index(layer)
+        probe = self.banks[0].only([number])
         return self.measures(probe, held, seed)
 
 
@@ -293,32 +329,33 @@ def row_of(source: str, variant: Variant | None = None, **known: Any) -> Row:
 
     Args:
         source: the model, its untrained twin, or a baseline.
-        variant: that was scored.
+        variant: the probe that was scored; None: the baseline.
         known: further columns.
     """
-    cells = {"source": source, **known}
+    row: Row = dict.fromkeys(COLUMNS)
+    row["source"] = source
     if variant is not None:
-        cells |= {"site": variant.layer, "rank": variant.rank}
-    return {column: _plain(cells.get(column)) for column in COLUMNS}
+        row["site"] = variant.layer
+        row["rank"] = variant.rank
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    for column, value in known.items():
+        if isinstance(value, Tensor):
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        row[column] = value
+    return row
 
 
 def score_columns(
     name: str, values: Tensor, by_seed: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """A score with its 95 % interval over sentences and, if there are several seeds, its range over them.
+    """A score with its 95 % interval over sentences and, where seeds are given, its range over them.
 
     Args:
-        name: of the column.
-        values: (1 + R,) the score, and what it is in the resamples.
-        by_seed: (S,).
+        name: name of the column.
+        values: (1 + R,) the score on the sentences as they are, and in each resample.
+        by_seed: (S,) the score of each seed.
     """
     columns = named(name, with_interval(values))
     if by_seed is not None:
@@ -338,4 +375,5 @@ def pooled_ratio(numerator: Tensor, denominator: Tensor, weights: Tensor) -> Ten
     Returns:
         (A, R)
     """
-    return (numerator @ weights.T) / (torch.atleast_2d(denominator) @ weights.T)
+    denominator = torch.atleast_2d(denominator)
+    return (numerator @ weights.T) / (denominator @ weights.T)

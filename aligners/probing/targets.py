@@ -14,7 +14,10 @@ from torch import Tensor
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.errors import UserError
-from aligners.probing.probe_bank import Words, numbers_within
+from aligners.probing.probe_bank import Numbers, Words, numbers_within
+
+Names = tuple[str, ...]
+Span = tuple[int, int]  # its first word, and the word after its last
 
 
 @dataclass(frozen=True)
@@ -22,31 +25,35 @@ class Labels:
     """The labels of a task, as the fitting sentences have them.
 
     Attributes:
-        task: its name.
+        task: name of the task.
         names: K labels, the most frequent first.
-        several: whether a span may have several labels, or none.
-        spans: 1 or 2, of a target.
+        several: whether a target may have several labels, or none.
+        spans: number of spans of each target, 1 or 2.
         sets: every combination of labels that a target has, and how many targets have it, the most frequent first.
     """
 
     task: str
-    names: tuple[str, ...]
+    names: Names
     several: bool
     spans: int
-    sets: tuple[tuple[tuple[str, ...], int], ...]
+    sets: tuple[tuple[Names, int], ...]
 
     @classmethod
     def of(cls, task: str, sentences: Sequence[Sentence]) -> Self:
         """The labels of a task.
 
         Raises:
-            ValueError: no sentence has a target of it, only some targets have a second span, or all have one label.
+            ValueError: no sentence has a target of it, only some targets have a second span, or all have the same
+                labels.
         """
-        names, sets, spans = Counter[str](), Counter[tuple[str, ...]](), Counter[int]()
+        names = Counter[str]()
+        sets = Counter[Names]()
+        spans = set[int]()
         for _, target in _of_task(task, sentences):
             names.update(target.labels)
-            sets[tuple(sorted(target.labels))] += 1
-            spans[2 if target.span2 else 1] += 1
+            together = tuple(sorted(target.labels))
+            sets[together] += 1
+            spans.add(len(_spans_of(target)))
 
         if not sets:
             known = ", ".join(tasks_of(sentences)) or "none"
@@ -61,10 +68,12 @@ class Labels:
             raise UserError(
                 f"Expected targets of {task!r} to differ, but all have the labels {next(iter(sets))}."
             )
-        several = any(len(labels) != 1 for labels in sets)
-        ordered = tuple(name for name, _ in _by_frequency(names))
         return cls(
-            task, ordered, several, next(iter(spans)), tuple(_by_frequency(sets))
+            task=task,
+            names=tuple(name for name, _ in _by_frequency(names)),
+            several=set(map(len, sets)) != {1},
+            spans=spans.pop(),
+            sets=tuple(_by_frequency(sets)),
         )
 
     @property
@@ -74,26 +83,30 @@ class Labels:
 
     def multi_hot(self, labels: Sequence[str]) -> Tensor:
         """(K,) bool: which labels are given. Unknown ones are left out."""
-        return torch.tensor([name in labels for name in self.names])
+        given = [name in labels for name in self.names]
+        return torch.tensor(given)
 
-    def drawn(self, words: str, seed: int) -> tuple[str, ...]:
+    def drawn(self, words: str, seed: int) -> Names:
         """The labels that a control task gives to these words, wherever they stand.
 
-        They follow from the words and the seed alone, and are as frequent as in the task, so that what a probe learns
-        of them it has remembered.
+        They depend on the words and the seed alone, and are as frequent as in the task: a probe can only memorise them.
 
         References:
             Hewitt and Liang 2019, "Designing and interpreting probes with control tasks", EMNLP, §2.
         """
-        ends = list(accumulate(count for _, count in self.sets))
-        digest = blake2b(f"{seed} {words}".encode(), digest_size=8).digest()
+        counts = [count for _, count in self.sets]
+        ends = list(accumulate(counts))
+        written = f"{seed} {words}".encode()
+        digest = blake2b(written, digest_size=8).digest()
         place = int.from_bytes(digest, "big") % ends[-1]
-        return self.sets[bisect_right(ends, place)][0]
+        names, _ = self.sets[bisect_right(ends, place)]
+        return names
 
 
 def _by_frequency(counts: Counter[Any]) -> list[tuple[Any, int]]:
     """Most frequent first; in the order of the names where counts are equal."""
-    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    by_name = sorted(counts.items())
+    return sorted(by_name, key=lambda entry: -entry[1])
 
 
 @dataclass(frozen=True)
@@ -101,11 +114,11 @@ class Targets:
     """T targets of a task, in the order of the sentences.
 
     Attributes:
-        spans: (T, S, 2), first word and word after the last of each span, within the sentence; of a `part` the rows.
-        labels: (2, T, K) bool, of the task and of its control task.
+        spans: (T, S, 2) first word of each span and the word after its last, within the sentence; of a `part`, rows.
+        labels: (2, T, K) bool, labels of the task and of its control task.
         sentence: (T,) number of the sentence among those of `Words`, on the CPU.
-        unknown: (T,) number of labels that do not occur in fitting, and that no probe can give, on the CPU.
-        count: B, of sentences, including those without a target.
+        unknown: (T,) number of labels that do not occur in fitting, which no probe can give, on the CPU.
+        count: B, number of sentences, including those without a target.
     """
 
     spans: Tensor
@@ -117,7 +130,8 @@ class Targets:
     @cached_property
     def first(self) -> Tensor:
         """(B + 1,) number of each sentence's first target; the last entry is T."""
-        return torch.searchsorted(self.sentence, torch.arange(self.count + 1))
+        numbers = torch.arange(self.count + 1)
+        return torch.searchsorted(self.sentence, numbers)
 
     def __len__(self) -> int:
         """T."""
@@ -136,14 +150,16 @@ class Targets:
         """
         return self._at(chosen.nonzero()[:, 0])
 
-    def part(self, words: Words, sentences: Sequence[int]) -> Self:
+    def part(self, words: Words, sentences: Numbers) -> Self:
         """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
-        some = self._at(numbers_within(self.first, sentences))
+        index = numbers_within(self.first, sentences)
+        some = self._at(index)
         counts = self.first.diff()[list(sentences)]
         starts = words.starts(sentences).repeat_interleave(counts)
         spans = some.spans + starts[:, None, None]
         device = words.states.device
-        return replace(some, spans=spans.to(device), labels=some.labels.to(device))
+        own = some.labels.to(device)
+        return replace(some, spans=spans.to(device), labels=own)
 
     def _at(self, index: Tensor) -> Self:
         return replace(
@@ -159,7 +175,8 @@ def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
     """The names of the tasks that sentences have targets of, in order."""
     names = dict[str, None]()
     for sentence in sentences:
-        names.update(dict.fromkeys(target.task for target in sentence.targets))
+        for target in sentence.targets:
+            names[target.task] = None
     return list(names)
 
 
@@ -167,45 +184,64 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
     """The targets of a task.
 
     Args:
-        labels: of the fitting sentences.
+        labels: labels of the fitting sentences.
         words: the sentences and their rows, fitting ones or others.
-        seed: of the control task.
+        seed: seed of the control task.
 
     Raises:
-        ValueError: a span is not within its sentence, or there are other than `labels.spans` spans.
+        ValueError: a span is not within its sentence, or a target has not `labels.spans` spans.
     """
     spans, own, control, sentence, unknown = [], [], [], [], []
     for number, target in _of_task(labels.task, words.sentences):
         strings = words.sentences[number].words
-        given = _spans(target, labels, len(strings))
-        covered = "\t".join(" ".join(strings[first:end]) for first, end in given)
+        given = _checked_spans(target, labels, len(strings))
+        covered = _words_in(given, strings)
+
         spans.append(given)
         own.append(target.labels)
         control.append(labels.drawn(covered, seed))
         sentence.append(number)
-        unknown.append(len(set(target.labels) - set(labels.names)))
+        unknown.append(len({*target.labels} - {*labels.names}))
 
+    given_labels = [_multi_hot(labels, own), _multi_hot(labels, control)]
     return Targets(
-        torch.tensor(spans, dtype=torch.int64).view(-1, labels.spans, 2),
-        torch.stack([_multi_hot(labels, own), _multi_hot(labels, control)]),
-        torch.tensor(sentence, dtype=torch.int64),
-        torch.tensor(unknown, dtype=torch.int64),
-        len(words.sentences),
+        spans=_integers(spans).view(-1, labels.spans, 2),
+        labels=torch.stack(given_labels),
+        sentence=_integers(sentence),
+        unknown=_integers(unknown),
+        count=len(words.sentences),
     )
 
 
-def _multi_hot(labels: Labels, sets: Sequence[tuple[str, ...]]) -> Tensor:
+def _words_in(spans: Sequence[Span], words: Sequence[str]) -> str:
+    """The words of some spans, as one string."""
+    parts = [" ".join(words[first:end]) for first, end in spans]
+    return "\t".join(parts)
+
+
+def _integers(values: Sequence[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _multi_hot(labels: Labels, sets: Sequence[Names]) -> Tensor:
     """(T, K) bool: the labels of each of T sets, of which few differ."""
-    if not sets:
-        return torch.zeros(0, len(labels.names), dtype=torch.bool)
-    rows = {names: labels.multi_hot(names) for names in set(sets)}
-    return torch.stack([rows[names] for names in sets])
+    hot = torch.zeros(len(sets), len(labels.names), dtype=torch.bool)
+    known = {names: labels.multi_hot(names) for names in set(sets)}
+    for number, names in enumerate(sets):
+        hot[number] = known[names]
+    return hot
 
 
-def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
-    spans = [target.span1]
+def _spans_of(target: Target) -> list[Span]:
+    """The one or two spans of a target."""
     if target.span2:
-        spans.append(target.span2)
+        return [target.span1, target.span2]
+    return [target.span1]
+
+
+def _checked_spans(target: Target, labels: Labels, words: int) -> list[Span]:
+    """The spans of a target; raise unless there are `labels.spans`, within a sentence of so many words."""
+    spans = _spans_of(target)
     if len(spans) != labels.spans:
         raise UserError(
             f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}."
@@ -220,6 +256,7 @@ def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
 
 
 def _of_task(task: str, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Target]]:
+    """The targets of a task, each with the number of its sentence."""
     for number, sentence in enumerate(sentences):
         for target in sentence.targets:
             if target.task == task:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
 from scipy.stats import rankdata
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from aligners.datamodules.text.annotated.sentence import Sentence, check_tree
 from aligners.errors import UserError
@@ -18,16 +17,14 @@ from aligners.probing.probe_bank import Bank, Examples, Words, answers
 from aligners.probing.probing_tasks import Row, pooled_ratio
 
 LEAST = 2  # words of a tree: one word has no distances
-DRAWN_LENGTHS = range(
-    7, 14
-)  # words of a sentence that is drawn: no trifle, and it fits on a page
-LENGTHS = range(
-    5, 51
-)  # words of the sentences over which rank correlations are averaged
+DRAWN_LENGTHS = range(7, 14)  # words of a drawn sentence: no trifle, and it fits a page
+LENGTHS = range(5, 51)  # words of sentences over which correlations are averaged
 PUNCTUATION = "PUNCT"  # universal part of speech
 
 Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
 Numbers = NDArray[np.float64]
+Marks = NDArray[np.bool_]
+Predicted = Iterable[tuple[int, Numbers]]  # the number of a sentence, and A predictions
 
 
 class TreesPart(NamedTuple):
@@ -65,7 +62,7 @@ class Trees:
         """The trees of all sentences that have one, of two words or more.
 
         Raises:
-            ValueError: none has, or heads make no tree.
+            ValueError: no sentence has a tree, or heads make no tree.
         """
         trees = cls({}, {})
         for number, sentence in enumerate(words.sentences):
@@ -91,25 +88,26 @@ class Trees:
     def part(self, words: Words, sentences: Sequence[int]) -> TreesPart:
         """The trees of some sentences, whose rows are counted from 0, on the device of the states."""
         chosen = list(sentences)
-        device = words.states.device
-        depths = pad_sequence([self.depths[b] for b in chosen], batch_first=True)
-        longest = depths.shape[1]
-
         lengths = words.first.diff()[chosen]
+        longest = int(lengths.max())
         columns = torch.arange(longest)
         real = columns < lengths[:, None]
-        rows = (words.starts(chosen)[:, None] + columns).where(real, 0)
+        rows = words.starts(chosen)[:, None] + columns
 
+        depths = torch.zeros(len(chosen), longest)
         distances = torch.zeros(len(chosen), longest, longest)
         for place, number in enumerate(chosen):
-            n = len(self.depths[number])
+            n = int(lengths[place])
+            depths[place, :n] = self.depths[number]
             distances[place, :n, :n] = self.distances[number]
+
+        device = words.states.device
         return TreesPart(
-            rows.to(device),
-            real.to(device),
-            depths.to(device),
-            distances.to(device),
-            chosen,
+            rows=rows.where(real, 0).to(device),
+            real=real.to(device),
+            depths=depths.to(device),
+            distances=distances.to(device),
+            sentences=chosen,
         )
 
 
@@ -117,12 +115,14 @@ def tree_distances(heads: Sequence[int]) -> Tensor:
     """Number of edges between two words, (n, n) float32.
 
     Args:
-        heads: of each word the number of its head, counted from 1; 0 for the root. They make a tree.
+        heads: for each word the number of its head, counted from 1; 0 for the root. They make a tree.
     """
-    edges = np.zeros((len(heads), len(heads)))
+    words = len(heads)
+    edges = np.zeros((words, words))
     for pair in tree_edges(heads):
         edges[pair] = 1
-    return torch.from_numpy(shortest_path(edges, directed=False)).float()
+    distances = shortest_path(edges, directed=False)
+    return torch.from_numpy(distances).float()
 
 
 def tree_edges(heads: Sequence[int]) -> set[Edge]:
@@ -139,7 +139,7 @@ def _edge(a: int, b: int) -> Edge:
 
 
 class TreeScores(NamedTuple):
-    """Of each of A probes and each of B trees, float64.
+    """How well each of A probes predicts each of B trees, float64.
 
     Attributes:
         probe: distance or depth.
@@ -163,8 +163,11 @@ class TreeScores(NamedTuple):
     @property
     def about(self) -> Row:
         """The probe, and numbers of sentences and targets, for the report."""
-        words = int(self.lengths.sum())
-        return {"probe": self.probe, "n_sentences": self.sentences, "n_targets": words}
+        return {
+            "probe": self.probe,
+            "n_sentences": self.sentences,
+            "n_targets": int(self.lengths.sum()),
+        }
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
         """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
@@ -184,8 +187,10 @@ def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
     """
     a = _centred_ranks(predicted)
     b = _centred_ranks(true)
+    covariance = (a * b).sum(-1)
+    variances = (a**2).sum(-1) * (b**2).sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return (a * b).sum(-1) / np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+        return covariance / np.sqrt(variances)
 
 
 def _centred_ranks(values: Numbers) -> Numbers:
@@ -221,8 +226,8 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
     return means
 
 
-def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
-    """The edges of the minimum spanning tree of distances between the words that are kept.
+def spanning_edges(predicted: Numbers, kept: Marks) -> set[Edge]:
+    """The edges of the minimum spanning tree of the distances between the words that are kept.
 
     Args:
         predicted: (n, n), of which the upper triangle counts; rounding may have left zeros a little below zero.
@@ -231,16 +236,16 @@ def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
     words = kept.nonzero()[0]
     distances = predicted[np.ix_(words, words)]
     positive = distances - distances.min() + 1  # zero would be no edge at all
-    spanning = minimum_spanning_tree(np.triu(positive, 1)).tocoo()
-    edges = set()
-    for row, column in zip(spanning.row, spanning.col, strict=True):
-        edges.add(_edge(int(words[row]), int(words[column])))
-    return edges
+    upper = np.triu(positive, 1)
+    spanning = minimum_spanning_tree(upper).tocoo()
+    ends = words[spanning.row].tolist(), words[spanning.col].tolist()
+    return set(map(_edge, *ends))
 
 
-def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
+def punctuation(sentence: Sentence) -> Marks:
     """(n,) which words are punctuation, as far as parts of speech say so."""
-    marks = np.zeros(len(sentence.words), dtype=bool)
+    words = len(sentence.words)
+    marks = np.zeros(words, dtype=bool)
     for target in sentence.targets:
         if target.task == "pos" and PUNCTUATION in target.labels:
             marks[target.span1[0]] = True
@@ -250,10 +255,11 @@ def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
 def counted_edges(sentence: Sentence) -> set[Edge]:
     """The edges of a sentence's tree that UUAS counts: those between words other than punctuation."""
     marks = punctuation(sentence)
-    return {(a, b) for a, b in tree_edges(sentence.heads) if not (marks[a] or marks[b])}
+    edges = tree_edges(sentence.heads)
+    return {(a, b) for a, b in edges if not (marks[a] or marks[b])}
 
 
-def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]:
+def predictions(bank: Bank, examples: Examples) -> Predicted:
     """What structural probes predict of each tree.
 
     Yields:
@@ -262,9 +268,8 @@ def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]
     for part, predicted in answers(bank, examples):
         numbers = predicted.double().cpu().numpy()
         lengths = part.real.sum(1).tolist()
-        for place, (sentence, n) in enumerate(
-            zip(part.sentences, lengths, strict=True)
-        ):
+        for place, sentence in enumerate(part.sentences):
+            n = lengths[place]
             own = numbers[:, place, :n]
             if own.ndim == 3:  # distances
                 own = own[:, :, :n]
@@ -272,10 +277,7 @@ def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]
 
 
 def tree_scores(
-    probe: str,
-    predicted: Iterable[tuple[int, Numbers]],
-    sentences: Sequence[Sentence],
-    trees: Trees,
+    probe: str, predicted: Predicted, sentences: Sequence[Sentence], trees: Trees
 ) -> TreeScores:
     """Rank correlations, and the edges of the spanning tree or the word of least depth.
 
@@ -285,19 +287,22 @@ def tree_scores(
     Args:
         probe: distance or depth.
         predicted: (A, n, n) distances or (A, n) depths of each tree.
-        sentences: by number.
-        trees: the true ones.
+        sentences: all sentences, by number.
+        trees: the true trees.
     """
     spearman, hits, totals, lengths = [], [], [], []
     for number, prediction in predicted:
         sentence = sentences[number]
         if probe == "distance":
-            found = _score_distances(prediction, sentence, trees.distances[number])
+            distances = trees.distances[number].double().numpy()
+            spearman.append(_distance_correlations(prediction, distances))
+            found, total = _edge_hits(prediction, sentence)
         else:
-            found = _score_depths(prediction, sentence, trees.depths[number])
-        spearman.append(found[0])
-        hits.append(found[1])
-        totals.append(found[2])
+            depths = trees.depths[number].double().numpy()
+            spearman.append(rank_correlations(prediction, depths))
+            found, total = _root_hits(prediction, sentence), 1
+        hits.append(found)
+        totals.append(total)
         lengths.append(len(sentence.words))
     return TreeScores(
         probe,
@@ -308,72 +313,76 @@ def tree_scores(
     )
 
 
-Found = tuple[
-    Numbers, list[int], int
-]  # correlations and hits of A probes, and the total
-
-
-def _score_distances(predicted: Numbers, sentence: Sentence, true: Tensor) -> Found:
-    correlations = rank_correlations(predicted, true.double().numpy())
+def _distance_correlations(predicted: Numbers, true: Numbers) -> Numbers:
+    """Rank correlation of the distances from each word, mean over words: (A, n, n), (n, n) -> (A,)."""
+    correlations = rank_correlations(predicted, true)
+    known = np.isfinite(correlations).sum(-1)
     with np.errstate(invalid="ignore"):  # a constant prediction has no correlation
-        spearman = np.nansum(correlations, -1) / np.isfinite(correlations).sum(-1)
+        return np.nansum(correlations, -1) / known
 
+
+def _edge_hits(predicted: Numbers, sentence: Sentence) -> tuple[list[int], int]:
+    """How many edges of the tree each of A predictions finds, and how many there are."""
     edges = counted_edges(sentence)
     if not edges:
-        return spearman, [0] * len(predicted), 0
-    counted = ~punctuation(sentence)
-    hits = [len(edges & spanning_edges(distances, counted)) for distances in predicted]
-    return spearman, hits, len(edges)
+        return [0] * len(predicted), 0
+    kept = ~punctuation(sentence)
+    hits = []
+    for distances in predicted:
+        found = spanning_edges(distances, kept)
+        hits.append(len(edges & found))
+    return hits, len(edges)
 
 
-def _score_depths(predicted: Numbers, sentence: Sentence, true: Tensor) -> Found:
-    spearman = rank_correlations(predicted, true.double().numpy())
-    counted = ~punctuation(sentence)
-    if counted.any():
-        predicted = np.where(counted, predicted, np.inf)
+def _root_hits(predicted: Numbers, sentence: Sentence) -> list[int]:
+    """Whether each of A predictions finds the root."""
+    kept = ~punctuation(sentence)
+    if kept.any():
+        predicted = np.where(kept, predicted, np.inf)
     right = predicted.argmin(-1) == sentence.heads.index(0)
-    return spearman, right.tolist(), 1
+    return right.tolist()
 
 
-def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
-    """Predictions of a baseline that knows the order of the words alone: each hangs on the one before it."""
+def chain(trees: Trees, probe: str) -> Predicted:
+    """Predictions of a baseline that knows the order of the words alone: each word hangs on the one before it."""
     for number, depths in trees.depths.items():
         place = np.arange(len(depths), dtype=float)
         if probe == "depth":
             yield number, place[None]
         else:
-            yield number, np.abs(place[:, None] - place)[None]
+            distances = np.abs(place[:, None] - place)
+            yield number, distances[None]
 
 
-def drawn_trees(
-    bank: Bank, words: Words, count: int, model: str
-) -> Iterator[dict[str, Any]]:
+def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[Row]:
     """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
 
     Args:
-        bank: of one distance probe.
+        bank: a bank of one distance probe.
         words: held-out words.
         count: how many sentences.
-        model: its name.
+        model: name of the model.
 
     Yields:
         Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
     """
     trees = Trees.of(words)
-    chosen = [
-        number
-        for number, depths in trees.depths.items()
-        if len(depths) in DRAWN_LENGTHS
-    ]
-    for number, predicted in predictions(bank, Examples(words, trees, chosen[:count])):
+    chosen = []
+    for number, depths in trees.depths.items():
+        if len(depths) in DRAWN_LENGTHS:
+            chosen.append(number)
+
+    drawn = Examples(words, trees, chosen[:count])
+    for number, predicted in predictions(bank, drawn):
         sentence = words.sentences[number]
+        found = spanning_edges(predicted[0], ~punctuation(sentence))
         yield {
             "model": model,
             "layer": bank.variants[0].layer,
             "words": sentence.text,
             "edges": _written(tree_edges(sentence.heads)),
             "counted": _written(counted_edges(sentence)),
-            "found": _written(spanning_edges(predicted[0], ~punctuation(sentence))),
+            "found": _written(found),
         }
 
 

@@ -30,7 +30,7 @@ def test_each_arm_has_its_own_rate_end_and_weights() -> None:
     for found in ([0.9, 2.0, 2.0], [0.8, 2.0, 0.5], [0.7, 0.1, 0.6]):
         bank.weight.grad = -torch.ones_like(bank.weight)
         progress.step(optimizer)
-        progress.look(torch.tensor(found))
+        progress.check(torch.tensor(found))
     assert progress.rates.tolist() == [1, 0, 0.25]
     assert bank.weight.flatten().tolist() == [3, 1.5, 2]  # 1 + 1 + 1, 1 + 1/2 + 0, 1 + 1/2 + 1/2
     progress.take_back()
