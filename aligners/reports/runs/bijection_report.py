@@ -311,6 +311,16 @@ def _curve(axis: Axes, method: str, places: Mapping[int, list[Row]]) -> None:
         axis.annotate(text, (0.03, 0.97), color=look["color"], **place)
 
 
+def _number_at_end(axis: Axes, left: float, price: float, top: float) -> None:
+    """Write a price at the end of its bar, inside where the bar ends at the top of the panel."""
+    look: Look = {"va": "bottom"}
+    if price > top:
+        box = {"facecolor": "w", "edgecolor": "none", "pad": 0.5}
+        look = {"va": "top", "rotation": 90, "bbox": box}
+    height = min(price, 0.98 * top)
+    axis.text(left, height, aligned(price, 2), ha="center", fontsize=6, **look)
+
+
 def _draw_prices(axis: Axes, prices: Mapping[str, tuple[float, float]]) -> None:
     """Draw the price of each map in both directions; those off the scale as a number at its end."""
     shown = {name: both for name, both in prices.items() if name != FREE}
@@ -324,12 +334,7 @@ def _draw_prices(axis: Axes, prices: Mapping[str, tuple[float, float]]) -> None:
                 continue
             left = at + width * place - 0.4
             axis.bar(left, min(price, top), width, color=colour)
-            look: Look = {"va": "bottom"}
-            if price > top:
-                box = {"facecolor": "w", "edgecolor": "none", "pad": 0.5}
-                look = {"va": "top", "rotation": 90, "bbox": box}
-            height = min(price, 0.98 * top)
-            axis.text(left, height, aligned(price, 2), ha="center", fontsize=6, **look)
+            _number_at_end(axis, left, price, top)
     axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
     axis.set_ylim(0, top)
     axis.set_xticks(range(2), list(DIRECTIONS))

@@ -162,20 +162,14 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         rows: one for each classifier.
         majority: score of always answering the most frequent class, or the mean number; None: there is none.
     """
-    curves = []
-    widths = []
-    for kind in ACROSS:
-        count = len(distinct(where(rows, kind=kind), "count"))
-        if count >= CURVE_FROM:
-            curves.append(kind)
-            widths.append(max(3.2, 0.36 * count + 1.2))
+    curves = _curve_widths(rows)
     others = [row for row in rows if row["kind"] not in curves]
-    if curves and set(values(others, "kind")) <= {
-        "none"
-    }:  # nothing to compare the whole model with
-        others = []
+    if curves and set(values(others, "kind")) <= {"none"}:
+        others = []  # nothing to compare the whole model with
+    widths = list(curves.values())
     if others:
         widths.append(max(2.2, 0.85 * len(distinct(others, "variant")) + 0.8))
+
     count = len(widths)
     size = (fmean(widths), 3.8)
     figure, axes = panels(
@@ -192,6 +186,16 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         place: Look = {"loc": "outside right upper", "frameon": False, "fontsize": 8}
         figure.legend(lines[:1], [floor_words(rows)], **place)
     return figure
+
+
+def _curve_widths(rows: Sequence[Row]) -> dict[str, float]:
+    """The kinds of variants that have a curve, and the width of its panel in inches."""
+    widths = {}
+    for kind in ACROSS:
+        count = len(distinct(where(rows, kind=kind), "count"))
+        if count >= CURVE_FROM:
+            widths[kind] = max(3.2, 0.36 * count + 1.2)
+    return widths
 
 
 def _curve(axis: Axes, rows: Sequence[Row], whole: Sequence[Row], kind: str) -> None:

@@ -1,7 +1,7 @@
 """The report of a comparison of representations: heat maps, lines along matching layers, a table."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -148,40 +148,56 @@ def lead(meta: Row, pairs: Sequence[Sequence[Row]]) -> str:
         who = f"{len(pairs)} pairs of models"
     count = meta.get("n_rows") or first["n_rows"]
     measures = counted(len(lines), "measure")
-    said = [
-        f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."
-    ]
+    said = f"{who} were compared by {measures} on {count:,} rows of the same held-out texts."
+
+    above, some, below = _beyond_twins(lines)
+    controlled = bool(above or some or below)
+    if controlled:
+        said += f" {_against_twins(above, some, below)}"
+    label = [*above, *below, *lines][0]
+    return f"{said} {_value(label, lines[label], controlled=controlled)}"
+
+
+def _beyond_twins(
+    lines: Mapping[str, Sequence[Row]],
+) -> tuple[list[str], list[str], list[str]]:
+    """The measures by which trained models are more alike than untrained twins at every layer, at some, and at none."""
     above = []
     some = []
     below = []
     for label, line in lines.items():
-        controlled = known(known(line, "untrained"), "low")
-        beats = [row for row in controlled if row["low"] > row["untrained"]]
         if not is_known(line, "untrained"):
             continue
-        if len(beats) == len(line):
+        beats = 0
+        for row in known(known(line, "untrained"), "low"):
+            beats += row["low"] > row["untrained"]
+        if beats == len(line):
             above.append(label)
         elif beats:
-            some.append(f"{label} ({len(beats)} of {len(line)})")
+            some.append(f"{label} ({beats} of {len(line)})")
         else:
             below.append(label)
+    return above, some, below
+
+
+def _against_twins(
+    above: Sequence[str], some: Sequence[str], below: Sequence[str]
+) -> str:
+    """Say at which layers trained models are more alike than untrained twins, by which measures."""
+    said = []
     if above:
         said.append(f"At every matching layer {BEYOND} {listed(above)}.")
     if some:
-        begins = (
-            "At some layers they are more alike by"
-            if above
-            else f"At some matching layers {BEYOND}"
-        )
+        begins = f"At some matching layers {BEYOND}"
+        if above:
+            begins = "At some layers they are more alike by"
         said.append(f"{begins} {listed(some)}.")
-    if below and (above or some):
+    if below and said:
         said.append(f"At none are they more alike by {listed(below)}.")
     elif below:
         measure = below[0] if len(below) == 1 else "any measure"
         twins = BEYOND.replace("the trained models are", "are the trained models")
         said.append(f"At no matching layer {twins} {measure}.")
-    label = [*above, *below, *lines][0]
-    said.append(_value(label, lines[label], controlled=bool(above or some or below)))
     return " ".join(said)
 
 
@@ -369,30 +385,33 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     for axis, measure in zip(axes, measures, strict=True):
         drawing.name_sites(axis, measure, site_names(pairs), NARROW)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-        measured = where(rows, label=measure)
-        line = _along(_raw(measured), pairs)
-        if is_known(line, "low"):
-            look = {"color": LINES["value"]["color"], "alpha": 0.4, "linewidth": 2.5}
-            axis.vlines(
-                range(len(pairs)), numbers(line, "low"), numbers(line, "high"), **look
-            )
-        scaled = _along(where(measured, features="standardised"), pairs)
-        for name, look in LINES.items():
-            heights = (
-                numbers(scaled, "value")
-                if name == "standardised"
-                else numbers(line, name)
-            )
-            if np.isfinite(heights).any():
-                axis.plot(range(len(pairs)), heights, markersize=3.5, **look)
+        _draw_lines(axis, where(rows, label=measure), pairs)
     handles, labels = drawing.shown_lines(axes)
     if is_known(rows, "low") and LINES["value"]["label"] in labels:
         labels[labels.index(LINES["value"]["label"])] += ", 95 % interval"
     figure.legend(handles, labels, loc="outside right center", frameon=False)
-    drawing.label(
-        figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}"
-    )
+    title = f"{rows[0]['model_x']} and {rows[0]['model_y']}"
+    drawing.label(figure, "layer", "similarity", title)
     return figure
+
+
+def _draw_lines(
+    axis: Axes, rows: Sequence[Row], pairs: Sequence[tuple[int, int]]
+) -> None:
+    """Draw a measure along matching layers, and what it is compared with."""
+    across = range(len(pairs))
+    line = _along(_raw(rows), pairs)
+    if is_known(line, "low"):
+        colour = LINES["value"]["color"]
+        low, high = numbers(line, "low"), numbers(line, "high")
+        axis.vlines(across, low, high, color=colour, alpha=0.4, linewidth=2.5)
+    scaled = _along(where(rows, features="standardised"), pairs)
+    for name, look in LINES.items():
+        heights = numbers(line, name)
+        if name == "standardised":
+            heights = numbers(scaled, "value")
+        if np.isfinite(heights).any():
+            axis.plot(across, heights, markersize=3.5, **look)
 
 
 def _along(rows: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[Row]:

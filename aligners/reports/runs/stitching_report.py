@@ -1,8 +1,10 @@
 """The report of stitching: penalties and scores by route, method and site pair."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -256,20 +258,28 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
     figure, axes = drawing.panels(
         len(parts), drawing.ABREAST, drawing.PANEL, (2.0, 0.6), sharey=True
     )
-    for ((x, y), (aside, share)), axis in zip(parts, axes, strict=True):
+    for (pair, (aside, share)), axis in zip(parts, axes, strict=True):
         for line in share:
-            points = where(line.rows, site_x=x, site_y=y)
-            points.sort(key=lambda row: row["step"])
+            points = where(line.rows, site_x=pair[0], site_y=pair[1])
+            points.sort(key=itemgetter("step"))
             if points:
-                look = looks[line.name] | {"markevery": -(-len(points) // MOST_MARKERS)}
+                every = math.ceil(len(points) / MOST_MARKERS)
                 steps = values(points, "step")
                 heights = numbers(points, "penalty")
+                look = {**looks[line.name], "markevery": every}
                 axis.plot(steps, heights, label=line.name, **look)
-        axis.set_title(f"site {site_name((x, y))}{aside}", fontsize=10)
+        axis.set_title(f"site {site_name(pair)}{aside}", fontsize=10)
     drawing.penalty_scale(axes)
     drawing.dress(figure, axes, "step", PENALTY)
     figure.suptitle(curves[0]["method"], fontsize=10)
     return figure
+
+
+def _ends(costs: Sequence[float]) -> tuple[float, float]:
+    """The ends of a scale of penalties."""
+    if not costs:
+        return 0.0, 1.0
+    return min(0.0, *costs), max(drawing.LINEAR_UP_TO, *costs)
 
 
 def _penalty_map(routes: Routes) -> Figure:
@@ -284,19 +294,15 @@ def _penalty_map(routes: Routes) -> Figure:
         len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8
     )
     bar: drawing.Look = {"shrink": 0.8, "pad": 0.01, "label": "penalty, nats"}
+    columns = ("site_x", "site_y", "penalty")
+    titles = [line.name for line in routes.lines]
     for place, method in enumerate(methods):
         row = axes[place * count : (place + 1) * count]
         cells = [where(line.rows, method=method) for line in routes.lines]
-        costs = values(known(chain(*cells), "penalty"), "penalty")
-        ends = (0.0, 1.0)
-        if costs:
-            ends = min(0.0, *costs), max(drawing.LINEAR_UP_TO, *costs)
-        titles = [""] * count
-        if place == 0:
-            titles = [line.name for line in routes.lines]
-        columns = ("site_x", "site_y", "penalty")
+        ends = _ends(values(known(chain(*cells), "penalty"), "penalty"))
         drawing.heat_maps(row, titles, cells, columns, up, across, *ends, **bar)
         row[0].set_ylabel(method, fontsize=9)
+        titles = [""] * count  # they stand above the first row
     drawing.label(figure, "site of the target", "site of the source")
     return figure
 
@@ -317,26 +323,27 @@ def _table(routes: Routes, method: str) -> SiteTable:
         title += f", {about['parameters']:,} parameters a site"
     if routes.is_grid:
         title += ", matching sites"
-    heading = score_heading(routes.rows)
-    column = "score"
-    if routes.averaged:
-        heading, column = "lost × 100", "score_penalty"
+
+    heading, column = score_heading(routes.rows), "score"
     native = [f"native\n{heading}"]
     if routes.averaged:
+        heading, column = "lost × 100", "score_penalty"
         native = []
     sites = site_names(routes.pairs)
-    table = SiteTable(
-        title, ["from → into"], native, {"penalty, nats": sites, heading: sites}
-    )
+    groups = {"penalty, nats": sites, heading: sites}
+    table = SiteTable(title, ["from → into"], native, groups)
     for line in routes.lines:
         cells = by_sites(where(line.rows, method=method))
-        if cells:
-            here = list(map(cells.get, routes.pairs))
-            natives = [] if routes.averaged else where(line.rows, method="native")
-            texts = [_score(row, column) for row in natives]
-            texts += map(_penalty, here)
-            texts += [_score(row, column) for row in here]
-            table.add_row(line.name, *texts, style="dim" if line.same else None)
+        if not cells:
+            continue
+        texts = []
+        if not routes.averaged:
+            for row in where(line.rows, method="native"):
+                texts.append(_score(row, column))
+        here = list(map(cells.get, routes.pairs))
+        texts += map(_penalty, here)
+        texts += [_score(row, column) for row in here]
+        table.add_row(line.name, *texts, style="dim" if line.same else None)
     return table
 
 

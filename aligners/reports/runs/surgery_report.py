@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -153,19 +154,14 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
     for kind, style in LOOKS["heads"].items():
         models = grouped(where(rows, kind=kind), "model")
+        averaged = MEAN in models  # models of different depths have no mean
         for model, model_rows in models.items():
             line = known(model_rows, "score")
             if model == MEAN or len(models) == 1:
                 _thick(axis, line, style)
-                continue
-            sites = values(line, "site")
-            scores = numbers(line, "score", 100)
-            axis.plot(
-                sites, scores, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1
-            )
-            if line and MEAN not in models:  # models of different depths have no mean
-                axis.annotate(model, (sites[-1], scores[-1]), fontsize=6)
-        if MEAN not in models and len(models) > 1:
+            elif line:
+                _thin(axis, line, style, "" if averaged else model)
+        if not averaged and len(models) > 1:
             axis.plot([], [], linewidth=0.8, markersize=4, **style)
     axis.axhline(
         100 * majority, linewidth=1.3, label=floor_words(rows), zorder=0, **FLOOR
@@ -178,6 +174,15 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     lines = axis.get_legend_handles_labels()
     figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=8)
     return figure
+
+
+def _thin(axis: Axes, line: Sequence[Row], style: Look, name: str) -> None:
+    """Draw one of several models, with its name at the end if it has one."""
+    sites = values(line, "site")
+    scores = numbers(line, "score", 100)
+    axis.plot(sites, scores, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1)
+    if name:
+        axis.annotate(name, (sites[-1], scores[-1]), fontsize=6)
 
 
 def _thick(axis: Axes, line: Sequence[Row], style: Look) -> None:
@@ -200,23 +205,29 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     models = sorted(grouped(spans, "model").items(), key=lambda item: item[0] != MEAN)
     whole = by_column(natives, "model")
     scores = values(known(spans, "score"), "score")
-    low = min([*scores, majority])
-    high = max(scores + values(known(natives, "score"), "score"))
+    own = values(known(natives, "score"), "score")
+    ends = min([*scores, majority]), max(scores + own)
+
     size = max(2.4, 0.42 * max(values(spans, "last")))
     shape = (size + 0.5, size + 0.7)
     figure, axes = panels(len(models), ABREAST, shape, (1.2, 0.4), boxed=True, font=8)
     for axis, (model, line) in zip(axes, models, strict=True):
-        blocks = range(1, max(values(line, "last")) + 1)
-        grid = layer_grid(line, ("first", "last", "score"), blocks, blocks)
-        image = heat_map(axis, grid, blocks, blocks, low, high)
+        image = _span_map(axis, line, ends)
         title = model
-        own = whole[model]["score"]
-        if own is not None:
-            title += f"\nwhole: {own:.3f}"
+        if whole[model]["score"] is not None:
+            title += f"\nwhole: {whole[model]['score']:.3f}"
         axis.set_title(title, fontsize=8)
+
     words = f"held-out texts: {rows[0]['score_name']}"
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=words)
     bar.ax.axhline(majority, linewidth=1.5, **FLOOR)
     across = f"last block skipped (dotted on the scale: {floor_words(rows)})"
     label(figure, across, "first block skipped")
     return figure
+
+
+def _span_map(axis: Axes, line: Sequence[Row], ends: tuple[float, float]) -> Any:
+    """Draw a model's score without each span of blocks, on a scale with these ends."""
+    blocks = range(1, max(values(line, "last")) + 1)
+    grid = layer_grid(line, ("first", "last", "score"), blocks, blocks)
+    return heat_map(axis, grid, blocks, blocks, *ends)

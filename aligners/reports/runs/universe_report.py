@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -253,9 +254,11 @@ def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
     top = min(1.0, largest(rows, "fvu") or 1.0)
     titles = []
     for name, line in methods.items():
+        title = mark(name, worst_of(line))
         average = mean(line, "fvu", known=True)
-        told = "" if math.isnan(average) else f", mean {short(average)}"
-        titles.append(mark(name, worst_of(line)) + told)
+        if not math.isnan(average):
+            title += f", mean {short(average)}"
+        titles.append(title)
     columns = ("model_x", "model_y", "fvu")
     bar: Look = {"label": "FVU", "shrink": 0.8, "extend": "max"}
     heat_maps(axes, titles, methods.values(), columns, names, names, 0, top, **bar)
@@ -272,32 +275,31 @@ def _directions(rows: Sequence[Row]) -> Figure:
     names = _names(rows)
     size = (3.8, 0.2 * len(names) + 1.2)
     figure, axes = panels(2 * len(sites), 2, size, (1.0, 0.6), width_ratios=(1, 1.7))
-    for (site, here), left, right in zip(
-        sites.items(), axes[::2], axes[1::2], strict=True
-    ):
-        left.plot(
-            values(here, "direction"),
-            values(here, "variance"),
-            color=COLOURS[0],
-            marker=".",
-        )
+    lefts, rights = axes[::2], axes[1::2]
+    for (site, here), left, right in zip(sites.items(), lefts, rights, strict=True):
+        across = values(here, "direction")
+        left.plot(across, values(here, "variance"), color=COLOURS[0], marker=".")
         log_scale([left])
         left.set_title(f"site {site}: variance of the models' mean", fontsize=9)
-        grid = np.array([values(here, name) for name in names])
-        extent = (0.5, len(here) + 0.5, len(names) - 0.5, -0.5)
-        look: Look = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
-        image = right.imshow(grid, vmin=0, vmax=1, extent=extent, **look)
-        right.set_yticks(range(len(names)), list(names.values()), fontsize=8)
-        right.set_title(
-            f"site {site}: what each model shares with the others", fontsize=9
-        )
-    figure.colorbar(
-        image, ax=axes[1::2], label="squared correlation\nwith the others' mean"
-    )
+        image = _shares(right, here, names)
+        title = f"site {site}: what each model shares with the others"
+        right.set_title(title, fontsize=9)
+    words = "squared correlation\nwith the others' mean"
+    figure.colorbar(image, ax=rights, label=words)
     figure.supxlabel(
         "direction of the shared space, the largest variance first", fontsize=9
     )
     return figure
+
+
+def _shares(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> Any:
+    """Draw what each model (down) shares with the others along each direction (across)."""
+    grid = np.array([values(rows, name) for name in names])
+    extent = (0.5, len(rows) + 0.5, len(names) - 0.5, -0.5)
+    look: Look = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
+    image = axis.imshow(grid, vmin=0, vmax=1, extent=extent, **look)
+    axis.set_yticks(range(len(names)), list(names.values()), fontsize=8)
+    return image
 
 
 def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:

@@ -176,14 +176,8 @@ def injection(frames: Frames, name: str) -> Table:
         theirs = injected.get(f"{POOLED}_printed", pooled)
         injected = injected.assign(accuracy_printed=theirs.fillna(pooled))
     metric = described_tables.printed_metric(name, injected)
-    quantities = (
-        "score",
-        "score_printed",
-        *metric,
-        "accuracy_printed",
-        "agreement",
-        "penalty",
-    )
+    quantities = ("score", "score_printed", *metric)
+    quantities += ("accuracy_printed", "agreement", "penalty")
     rows = []
     for place, part in by(injected, "task", "stage", "method"):
         row = map_row(place, part, ())
@@ -237,30 +231,27 @@ def errors_by_layer(
         component: what was mapped.
         paper: entry of the printed numbers; default: that of the figure.
     """
-    errors = row_selection.blocks(
-        row_selection.between_models(frames.errors(component))
-    )
-    panels, values = list[Panel](), list[Row]()
+    between = row_selection.between_models(frames.errors(component))
+    errors = row_selection.blocks(between)
+    panels: list[Panel] = []
+    values: list[Row] = []
     for place, group in by(_with_layer(errors), "task", "rows"):
         for method in shown_methods(group, column):
             line = group[group["method"] == method]
             cells = row_selection.map_cells(method, line)
-            title = place_words(
-                place["task"], kind_words(place["rows"]), cells["method"]
-            )
-            panels.append(
-                box_panel(
-                    title,
-                    _boxes(line, column),
-                    "stage",
-                    "layer",
-                    line["layer"].unique().tolist(),
-                )
-            )
+            kind = kind_words(place["rows"])
+            title = place_words(place["task"], kind, cells["method"])
+            layers = line["layer"].unique().tolist()
+            boxes = _boxes(line, column)
+            panels.append(box_panel(title, boxes, "stage", "layer", layers))
             for mean in _means(line, column):
                 values.append({**place, **cells, **mean})
     row_selection.present(panels, "no map was fitted between models at the same site")
-    stages = [stage_words(at["stage"]) for at, _ in by(errors, "stage") if at["stage"]]
+
+    stages = []
+    for at, _ in by(errors, "stage"):
+        if at["stage"]:
+            stages.append(stage_words(at["stage"]))
     return described_tables.figure(
         name,
         panels,

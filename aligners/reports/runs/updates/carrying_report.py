@@ -325,18 +325,19 @@ def figure(rows: Sequence[Row], scores: Sequence[Row]) -> Figure:
     scored = bool(scores) or any(forecast(row) is not None for row in rows)
     size = (4.4, 0.9 + 0.6 * len(rows))
     drawn, axes = panels(1 + scored, 2, size, (2.0, 0.4), sharey=True)
+    names = []
     for place, row in enumerate(rows):
+        names.append(f"{row['artefact']}\n{row['verdict']}")
         for side, name in SIDES.items():
             _point(axes[0], row, f"{side}fidelity", place, name, SCORES[name])
         if scored:
-            _beside_labels(axes[1], row, where(scores, artefact=row["artefact"]), place)
+            own = where(scores, artefact=row["artefact"])
+            _beside_labels(axes[1], row, own, place)
     titles = ("agreement with the old decisions", "score against labels, and forecast")
     for axis, title in zip(axes, titles, strict=False):
         axis.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
         axis.set_title(title, fontsize=9)
-    axes[0].set_yticks(
-        range(len(rows)), [f"{row['artefact']}\n{row['verdict']}" for row in rows]
-    )
+    axes[0].set_yticks(range(len(rows)), names)
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     dress(drawn, axes, "AUROC", "", route_name(rows[0]))
     return drawn
@@ -348,14 +349,12 @@ def _beside_labels(axis: Axes, row: Row, scores: Sequence[Row], place: int) -> N
     for side, name in SIDES.items():
         if forecast(row, side) is not None:
             look = {**SCORES[name], **hollow}
-            _point(
-                axis, row, f"{side}predicted", place + 0.12, f"forecast, {name}", look
-            )
-    for condition, look in SCORES.items():
+            column = f"{side}predicted"
+            _point(axis, row, column, place + 0.12, f"forecast, {name}", look)
+    for condition, colours in SCORES.items():
+        look = {**colours, "markersize": 5}
         for score in where(scores, condition=condition):
-            _point(
-                axis, score, "auroc", place - 0.12, condition, {**look, "markersize": 5}
-            )
+            _point(axis, score, "auroc", place - 0.12, condition, look)
 
 
 def _point(

@@ -347,8 +347,10 @@ def _figure(rows: Sequence[Row]) -> Figure:
     looks = method_looks([LOOKS.get(name, name) for name in methods])
     across = range(len(sites))
     for axis, column in zip(axes, columns, strict=True):
+        lowest = None
         if column == "fvu":
-            band = values(where(rows, method=next(iter(methods))), "tolerance")
+            lowest = LOWEST
+            band = values(next(iter(methods.values())), "tolerance")
             axis.fill_between(
                 across, LOWEST, band, color="0.88", label="rounding explains"
             )
@@ -356,7 +358,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
             look = looks[LOOKS.get(name, name)]
             heights = numbers(methods[name], column)
             axis.plot(across, heights, label=NAMES.get(name, name), **look)
-        axis.set(yscale="log", ylim=(LOWEST if column == "fvu" else None, None))
+        axis.set(yscale="log", ylim=(lowest, None))
         title, up = PANELS[column]
         name_sites(axis, title, sites)
         axis.set_ylabel(up, fontsize=9)
