@@ -68,7 +68,6 @@ class PassRun:
         self.streams: dict[str, StreamSums] = {}
         for stream in settings.streams:
             self.streams[stream.name] = StreamSums(stream, this, settings)
-
         self.twins: dict[int, FrozenModel] = {}
         self.scales: dict[int, FeatureScales] = {}
         self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
@@ -154,8 +153,9 @@ class PassRun:
     def _untrained(self, batch: LayerBatch) -> BatchRows:
         """The rows that the untrained twins have of the same texts."""
         states, attention = {}, {}
+        reader = self.settings.reader
         for m, twin in self.twins.items():
-            read = self.settings.reader.read_model(twin, batch, m, self.layers[m])
+            read = reader.read_model(twin, batch, m, self.layers[m])
             states[m], attention[m] = read
         return self._folded(batch, states, attention)
 
@@ -173,7 +173,7 @@ class PassRun:
     ) -> BatchRows:
         """Rows of each model, with attention, if it is wanted, between the words that all models have."""
         words = batch.text[:0]
-        rows = {m: ModelRows(values) for m, values in states.items()}
+        heads: dict[int, Tensor] = {}
         if self.settings.attention and attention:
             counts = cast(Tensor, batch.texts.word_count)
             places = cast(tuple[Tensor, ...], batch.texts.words)
@@ -183,9 +183,11 @@ class PassRun:
                 attention = {}
             for m, weights in attention.items():
                 blocks = [block[some] for block in weights]
-                heads = fold(blocks, places[m][some], words)
-                rows[m] = ModelRows(states[m], heads)
-        return BatchRows(batch.text, batch.token, words, rows, rows)
+                heads[m] = fold(blocks, places[m][some], words)
+        rows = {}
+        for m, values in states.items():
+            rows[m] = ModelRows(values, heads.get(m))
+        return BatchRows(batch.text, batch.token, words, x=rows, y=rows)
 
 
 class StreamSums:
@@ -206,40 +208,18 @@ class StreamSums:
         for budget in stream.budgets:
             self.draws[budget] = Draw(budget, settings.seed, settings.device)
 
-        tiles = []
-        groups: dict[Side, int] = {}
+        self.sides: dict[Side, SpanSums] = {}
+        self.tiles: dict[Tile, TileSums] = {}
         for tile in this.tiles:
             if not stream.covers(tile.pair):
                 continue
-            tiles.append(tile)
             for side in self._sides(tile):
-                groups[side] = max(stream.groups_of(tile.pair), groups.get(side, 1))
-        self.sides: dict[Side, SpanSums] = {}
-        for side, count in groups.items():
-            self.sides[side] = self._of_side(side, count, settings)
-        self.tiles: dict[Tile, TileSums] = {}
-        for tile in tiles:
-            self.tiles[tile] = self._of_tile(tile, settings)
-
-    def _of_side(self, side: Side, groups: int, settings: Settings) -> SpanSums:
-        """The sums of no rows of some layers of a model."""
-        _, span = side
-        heads = settings.attention and span.first == 0
-        shape = settings.shape_of(span)
-        return SpanSums(self.stream, shape, groups, heads, settings.device)
-
-    def _of_tile(self, tile: Tile, settings: Settings) -> TileSums:
-        """The sums of no rows of a tile."""
-        x, y = self._sides(tile)
-        return TileSums(
-            self.stream,
-            x=self.sides[x],
-            y=self.sides[y],
-            matching=settings.matching(tile),
-            groups=self.stream.groups_of(tile.pair),
-            heads=settings.attention and tile.leads,
-            products=settings.products,
-        )
+                if side not in self.sides:
+                    _, span = side
+                    self.sides[side] = SpanSums(stream, span, settings)
+            x, y = self._sides(tile)
+            both = self.sides[x], self.sides[y]
+            self.tiles[tile] = TileSums(stream, tile, both, settings)
 
     def update(self, rows: BatchRows, group: int) -> None:
         """Add a batch."""
@@ -258,14 +238,15 @@ class StreamSums:
         """Add up all ranks."""
         for draw in self.draws.values():
             draw.end(self.stream.groups)
-        texts = {budget: draw.text for budget, draw in self.draws.items()}
-        means = {side: sums.means() for side, sums in self.sides.items()}
-        for tile, sums in self.tiles.items():
+        means = {}
+        for side, sums in self.sides.items():
+            means[side] = sums.means()
+        for tile, sums_of_both in self.tiles.items():
             x, y = self._sides(tile)
             owner = self.this.tiles.index(tile) % ranks()
-            sums.end(means[x], means[y], owner, texts)
-        for side, sums_of_one in self.sides.items():
-            sums_of_one.end(means[side], self.draws)
+            sums_of_both.end(means[x], means[y], owner, self.draws)
+        for side, sums in self.sides.items():
+            sums.end(means[side], self.draws)
 
     def _sides(self, tile: Tile) -> tuple[Side, Side]:
         """The sides of a tile."""
@@ -275,11 +256,8 @@ class StreamSums:
     def _given(self, rows: BatchRows, side: Side) -> Given:
         """What a batch has of one side."""
         name, span = side
-        models = rows.x
-        if name == "y":
-            models = rows.y
-        states, heads = models[span.model]
-        given: dict[str, Tensor] = {"moments": states[self.this.of(span)]}
+        states, heads = getattr(rows, name)[span.model]
+        given = {"moments": states[self.this.of(span)]}
         if heads is None or not len(rows.words):
             return given
         given |= {"heads": heads, "words": rows.words}

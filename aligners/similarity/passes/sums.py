@@ -15,8 +15,9 @@ from aligners.similarity.functional.attention import AttentionSums, attention_su
 from aligners.similarity.functional.canonical_correlations import Whitenings, whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
+from aligners.similarity.passes.pass_plan import Settings, Span, Tile
 from aligners.similarity.passes.ranks import summed
-from aligners.similarity.passes.streams import Shape, Stream
+from aligners.similarity.passes.streams import Stream
 
 Matching = Sequence[tuple[int, int]]  # positions of matching layers within a tile
 # of some layers in one batch: `moments`, states (L, N, d); of a batch with words also `heads`, the attention between
@@ -30,42 +31,35 @@ class SpanSums:
 
     Args:
         stream: which.
-        shape: of the model; its layers are those of the span.
-        groups: of texts that are told apart; 1: they are not.
-        heads: keep sums of its attention heads too.
-        device: where the rows are.
+        span: the layers.
+        settings: of the comparison.
 
     Attributes:
+        shape: sizes of the model, with these layers.
         moments: of states (`moments`) and of attention weights (`head_moments`): of all texts, then of each group that
             is told apart.
         samples: rows by budget, (L, budget, d) float32.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        shape: Shape,
-        groups: int,
-        heads: bool,
-        device: torch.device,
-    ) -> None:
-        self.shape = shape
-        self.device = device
+    def __init__(self, stream: Stream, span: Span, settings: Settings) -> None:
+        self.shape = shape = settings.shape_of(span)
+        self.device = settings.device
         sizes: dict[Family, tuple[int, int]] = {}
         if "moments" in stream.families:
             sizes["moments"] = (shape.layers, shape.width)
-        if heads and "head_moments" in stream.families:
+        if "head_moments" in stream.families and span.first == 0:
             sizes["head_moments"] = (shape.blocks, shape.heads)
+        count = 1
+        if stream.groups > 1:
+            count += stream.groups
         self.moments: dict[Family, list[SideSums]] = {}
         for family, size in sizes.items():
-            self.moments[family] = [SideSums.zeros(*size, device)]
-            if groups > 1:
-                each = [SideSums.zeros(*size, device) for _ in range(groups)]
-                self.moments[family] += each
+            sums = [SideSums.zeros(*size, self.device) for _ in range(count)]
+            self.moments[family] = sums
         self.samples: dict[int, Tensor] = {}
         for budget in stream.budgets:
             rows = (shape.layers, budget, shape.width)
-            self.samples[budget] = torch.zeros(rows, device=device)
+            self.samples[budget] = torch.zeros(rows, device=self.device)
 
     def update(
         self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]
@@ -111,13 +105,12 @@ class TileSums:
 
     Args:
         stream: which.
-        x: what is kept of the layers of X; y: of Y.
-        matching: positions of the matching layers, for which groups are told apart in moments.
-        groups: of texts that are told apart; 1: they are not.
-        heads: keep what belongs to the pair's attention too.
-        products: precision of the products of X with Y, see `CrossSums.add_`.
+        tile: the layer pairs.
+        sides: what is kept of the layers of X, and of Y.
+        settings: of the comparison.
 
     Attributes:
+        groups: of texts that are told apart; 1: they are not.
         moments: sums within and between the two models, of all texts; None without measures on moments.
         matched: those of each group, by matching layers.
         parts: of each group, HSICs of batches, sums over pairs of heads, and moments of attention weights.
@@ -127,40 +120,36 @@ class TileSums:
     def __init__(
         self,
         stream: Stream,
-        x: SpanSums,
-        y: SpanSums,
-        matching: Matching,
-        groups: int,
-        heads: bool,
-        products: torch.dtype,
+        tile: Tile,
+        sides: tuple[SpanSums, SpanSums],
+        settings: Settings,
     ) -> None:
-        self.x = x
-        self.y = y
-        self.groups = groups
-        self.products = products
-        self.texts: Mapping[int, Tensor] = {}
+        self.x, self.y = sides
+        self.groups = groups = stream.groups_of(tile.pair)
+        self.products = settings.products
+        self.texts: dict[int, Tensor] = {}
         self._contents: dict[tuple[Family, int], Any] = {}
         families = stream.families
-        if not heads:
+        if not tile.leads:
             families -= set(ATTENTION)
-        # where groups are told apart, a side keeps them after all texts
-        first = int(groups > 1)
-        places = range(first, first + groups)
 
         self.moments: GridSums | None = None
         self.matched: dict[tuple[int, int], list[GridSums]] = {}
         if "moments" in families:
             self.moments = self._grid("moments", 0)
             if groups > 1:
-                for pair in matching:
-                    grids = [self._grid("moments", place, pair) for place in places]
-                    self.matched[pair] = grids
+                for pair in settings.matching(tile):
+                    self.matched[pair] = [
+                        self._grid("moments", 1 + group, pair)
+                        for group in range(groups)
+                    ]
         self.parts: dict[Family, list[Any]] = {}
         for family in ("batches", "heads", "head_moments"):
             if family in families:
-                self.parts[family] = [self._part(family, place) for place in places]
+                parts = [self._part(family, group) for group in range(groups)]
+                self.parts[family] = parts
 
-    def _part(self, family: Family, place: int) -> HSIC | AttentionSums | GridSums:
+    def _part(self, family: Family, group: int) -> HSIC | AttentionSums | GridSums:
         """What is kept of one group of texts, of no texts yet."""
         x, y = self.x.shape, self.y.shape
         if family == "batches":
@@ -168,7 +157,9 @@ class TileSums:
         if family == "heads":
             blocks = (x.blocks, x.heads, y.blocks, y.heads)
             return AttentionSums.zeros(*blocks, self.x.device)
-        return self._grid(family, place)
+        if self.groups == 1:
+            return self._grid(family, 0)
+        return self._grid(family, 1 + group)
 
     def update(self, x: Given, y: Given, group: int) -> None:
         """Add a batch whose texts belong to one group, which the two sides have already."""
@@ -191,12 +182,13 @@ class TileSums:
             else:
                 _add(parts[group], x[family], y[family])
 
-    def end(self, x: Means, y: Means, owner: int, texts: Mapping[int, Tensor]) -> None:
+    def end(self, x: Means, y: Means, owner: int, draws: Mapping[int, Draw]) -> None:
         """Make the sums between the models those of all ranks, about the means of all rows, on the rank that owns them.
 
         Those within the models come after.
         """
-        self.texts = texts
+        for budget, draw in draws.items():
+            self.texts[budget] = draw.text
         for family, (a, b), grid in self._grids():
             grid.cross.move_(grid.x, grid.y, x[family][a], y[family][b])
             for value in grid.cross:
