@@ -12,7 +12,7 @@ from aligners.datamodules.rows.row_types import RowTypes
 from aligners.errors import finite
 from aligners.fitting.training_status import how_fitted
 from aligners.maps.base import Aligner
-from aligners.similarity.moment_metrics import DoubleMetric
+from aligners.similarity.algebra.moments import DoubleMetric
 
 
 class Way(NamedTuple):

@@ -21,8 +21,7 @@ from aligners.fitting.bank_training import BankTraining
 from aligners.fitting.saved_bank import flat, nested
 from aligners.models.calling import FiniteCheck
 from aligners.progress import hidden, track
-from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
 
 @dataclass

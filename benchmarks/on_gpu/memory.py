@@ -9,7 +9,7 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.parts import FILLED, bytes_a_site
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import MomentsMetric
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device
 

@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import Moments, MomentsMetric
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device, Skipped
 

@@ -15,8 +15,7 @@ from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.map_errors import MapErrors
 from aligners.injection.scoring.scores import TextScores
 from aligners.maps.linear import Linear, Procrustes
-from aligners.similarity.algebra.moments import moments_of
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import MomentsMetric, moments_of
 
 SITES, ROWS, D_X, D_Y, TEXTS, LENGTH = 2, 61, 5, 4, 7, 5
 

@@ -42,8 +42,7 @@ from aligners.fitting.universe.universe import (
 )
 from aligners.maps.base import Aligner
 from aligners.models.model_identity import same_model
-from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
 HELD = "held"  # key of the errors of what the shared part holds of the states

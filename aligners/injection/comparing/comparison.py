@@ -40,8 +40,7 @@ from aligners.injection.scoring.task_scores import chosen, unit_losses
 from aligners.maps.linear import Affine, Permutation, Procrustes, Ridge
 from aligners.maps.solvers import ridge_regression
 from aligners.models.model import FrozenModel
-from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
 RIDGES = (
     1e-13,

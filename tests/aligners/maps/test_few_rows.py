@@ -17,8 +17,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Permutation, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.solvers import determined_svd
-from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moment_metrics import MomentsMetric
+from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
 SITES, D, TEXTS = 2, 16, 9
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {

@@ -11,9 +11,8 @@ from tests.runs import related_rows
 
 from aligners.injection.scoring.scores import UnitMeans
 from aligners.similarity.algebra.grid import GridSums, grid_moments
-from aligners.similarity.algebra.moments import GridMoments, Moments, constant_features, moments_of
+from aligners.similarity.algebra.moments import GridMoments, Moments, MomentsMetric, constant_features, moments_of
 from aligners.similarity.functional.cka import linear_cka
-from aligners.similarity.moment_metrics import MomentsMetric
 from aligners.similarity.passes.one_pass import FeatureScales
 
 ROWS = 60
