@@ -1,5 +1,8 @@
-"""Checkpoints: the state to resume from, and the maps of a finished run."""
+"""Checkpoints: the state to resume from, also after Ctrl-C and SIGTERM, and the maps of a finished run."""
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from copy import copy
@@ -14,7 +17,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from aligners.callbacks.signals import Interruption
 from aligners.errors import check_range
 from aligners.files.atomic import check_folder, whole_file
 from aligners.files.sealed import check_sealed, seal_archive
@@ -27,6 +29,73 @@ from aligners.progress import tell
 from aligners.reports.names import file_names
 
 STEPS_BETWEEN_ASKING = 20
+NOTICE = b"\nStopping after this batch, to save what has been reached. Again: stop at once, without saving.\n"
+
+
+class Interruption:
+    """Holds Ctrl-C and SIGTERM back until the run is between two steps.
+
+    An exception that is raised wherever the signal arrives can cut an optimiser's step in two, separate it from its
+    learning rate, or come between a validation and what is kept of it. Such a run cannot be resumed exactly.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._received: int | None = None
+        self._holding = False
+
+    def hold(self) -> None:
+        """From now on, only note the signals. A second one ends the process. Only in the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            if not self._holding:
+                self._received = None
+                self._holding = True
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(signum, self._note)
+                if before != self._note:
+                    self._before.setdefault(signum, before)
+
+    def release(self) -> None:
+        """Handle the signals as before, and raise if one was held back."""
+        self.end()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before = {}
+        self._raise(self._received)
+
+    def end(self) -> None:
+        """Hold nothing back any more, even where the Trainer sets this handler again as it ends."""
+        self._holding = False
+
+    def check(self, trainer: pl.Trainer) -> None:
+        """Raise if a signal was held back, on all ranks at the same batch.
+
+        Raises:
+            KeyboardInterrupt: it was Ctrl-C.
+            SIGTERMException: it was SIGTERM.
+        """
+        if trainer.world_size == 1:
+            self._raise(self._received)
+            return
+        held = self._received is not None
+        if trainer.strategy.reduce_boolean_decision(held, all=False):
+            self._raise(self._received or signal.SIGINT)
+
+    def _note(self, number: int, _: Any) -> None:
+        if self._received is not None or not self._holding:
+            handler = signal.SIG_DFL if self._holding else self._before[number]
+            signal.signal(number, handler)
+            os.kill(os.getpid(), number)
+            return
+        self._received = number
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+            os.write(2, NOTICE)  # `print` may be what was interrupted
+
+    def _raise(self, number: int | None) -> None:
+        if number == signal.SIGTERM:
+            raise SIGTERMException(128 + signal.SIGTERM)
+        if number is not None:
+            raise KeyboardInterrupt
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -124,10 +193,8 @@ class _Save(pl.callbacks.Checkpoint):
         exception: BaseException,
     ) -> None:
         """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
-        if (
-            isinstance(exception, (KeyboardInterrupt, SIGTERMException))
-            and not self._complete
-        ):
+        stopped = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
+        if stopped and not self._complete:
             self._save(trainer, announce=True)
         self._interruption.end()
 
@@ -141,11 +208,8 @@ class _Save(pl.callbacks.Checkpoint):
             pl_module.after_moments_batch = None
             bank = pl_module.stored()
             if trainer.is_global_zero and pl_module.final:
-                save_maps(
-                    bank,
-                    cast(Any, trainer).datamodule,
-                    self._path(trainer, pl_module.final),
-                )
+                path = self._path(trainer, pl_module.final)
+                save_maps(bank, cast(Any, trainer).datamodule, path)
             trainer.strategy.barrier()  # every rank may read it now
         self._complete = True
         self._interruption.release()
@@ -176,7 +240,8 @@ class _Save(pl.callbacks.Checkpoint):
             rank_zero_only(print)(f"Saved {path}")
 
     def _path(self, trainer: pl.Trainer, name: str = "last.ckpt") -> Path:
-        return (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name
+        folder = self.folder or Path(trainer.log_dir or trainer.default_root_dir)
+        return folder / name
 
 
 class SaveAligners(_Save):
@@ -273,15 +338,11 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
         return
     folder = path.parent / "pairs"
     names = file_names(data.models)
-    pairs = (
-        _of_universe(bank, data)
-        if bank.command == "universe"
-        else _of_pairs(bank, data)
-    )
+    of_each = _of_universe if bank.command == "universe" else _of_pairs
     count = 0
-    for i, j, pair in pairs:
-        pair_folder = folder / f"{names[data.models[i]]}--{names[data.models[j]]}"
-        save_bank(pair, pair_folder / Alignment.final)
+    for i, j, pair in of_each(bank, data):
+        name = f"{names[data.models[i]]}--{names[data.models[j]]}"
+        save_bank(pair, folder / name / Alignment.final)
         count += 1
     tell(f"Saved {count} files {folder}/*/{Alignment.final}")
 

@@ -96,9 +96,8 @@ class Doubts:
         for number, tokenizer in enumerate(self.data.frozen_models.tokenizers):
             if texts.first_with(number) != number:
                 continue  # the same tokens as an earlier model's
-            doubts = text_doubts(
-                *texts.tokens_of(number), getattr(tokenizer, "unk_token_id", None)
-            )
+            unknown = getattr(tokenizer, "unk_token_id", None)
+            doubts = text_doubts(*texts.tokens_of(number), unknown)
             if doubts:
                 name = short_name(models[number])
                 self.data.caution(
@@ -123,15 +122,14 @@ class Doubts:
         counted = ids if model.task == "causal" else ids[~special]
         vocabulary = int(model.model.config.get_text_config().vocab_size)
         counts = counted.long().bincount(minlength=vocabulary).double()
+        # One is added to the count of each token, and the token itself is left out.
+        others = counts.sum() - 1 + vocabulary
         own = unigram = 0.0
         units = 0
         for inputs, targets in _targets(model, number, texts):
             with torch.no_grad():
                 logits = model.logits(inputs).flatten(0, -2)[targets.index].float()
             own += float(cross_entropy(logits, targets.answer, reduction="sum"))
-            others = (
-                counts.sum() - 1 + vocabulary
-            )  # one added to each token, and without itself
             frequencies = counts[targets.answer.cpu()] / others
             unigram -= float(frequencies.log().sum())
             units += len(targets)
@@ -147,9 +145,9 @@ def _can_predict(model: FrozenModel) -> bool:
     """Whether a model predicts tokens. One whose states come from a store is not loaded for this."""
     if isinstance(model, SleepingModel) or model.task not in ("causal", "masked"):
         return False
-    return (
-        model.task == "causal" or cast(Any, model.tokenizer).mask_token_id is not None
-    )
+    if model.task == "causal":
+        return True
+    return cast(Any, model.tokenizer).mask_token_id is not None
 
 
 def _targets(

@@ -25,9 +25,12 @@ from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 
-Place = tuple[
-    str | None, DeviceMap | None
-]  # a device, or where its parts go; else the run's device
+PACKED_ALIKE = (
+    "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
+    "Leave `packed` out",
+)
+# A device, or where the parts of a model go; else the run's device.
+Place = tuple[str | None, DeviceMap | None]
 
 
 class FrozenModels:
@@ -79,6 +82,8 @@ class FrozenModels:
                 check_device(name, "devices")
         self.named = named
         self.one_tokenizer = one_tokenizer
+        if packed and one_tokenizer is None:
+            self.one_tokenizer = PACKED_ALIKE
         self.texts = texts
         self.max_length = max_length
         self.known = known
@@ -205,9 +210,8 @@ class FrozenModels:
     def _same_tokens_of(
         self, a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, texts: Texts
     ) -> bool:
-        return same_tokens(
-            a, b, [texts.fit, texts.validation, texts.test], self.max_length
-        )
+        splits = [texts.fit, texts.validation, texts.test]
+        return same_tokens(a, b, splits, self.max_length)
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
@@ -216,13 +220,13 @@ class FrozenModels:
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
-        if any(
-            name.startswith(EMBEDDED) for name, _ in self.named
-        ):  # their texts come first
-            return {}
+        names = [name for name, _ in self.named]
+        for name in names:
+            if name.startswith(EMBEDDED):  # which is trained on the texts
+                return {}
         # Their own, which may have a template: they are shared once the texts are there.
         tokenizers = {}
-        for (name, _), model in zip(self.named, self.loaded, strict=False):
+        for name, model in zip(names, self.loaded, strict=False):
             tokenizers[name] = self._replaced.get(model, _tokenizer(model))
         return tokenizers
 
@@ -236,19 +240,16 @@ class FrozenModels:
             ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
         """
         count = len(self.named)
-        for option, given in (
-            ("devices", self.devices),
-            ("device_map", self.device_map),
-        ):
+        options = {"devices": self.devices, "device_map": self.device_map}
+        for option, given in options.items():
             if given is not None and len(given) != count:
                 raise UserError(
                     f"Expected `{option}` to have one entry for each of {count} models, but got {len(given)}. "
                     "Write null for a model on the device of the run."
                 )
-        nothing = [None] * count
-        places = list(
-            zip(self.devices or nothing, self.device_map or nothing, strict=True)
-        )
+        devices = self.devices or [None] * count
+        device_map = self.device_map or [None] * count
+        places = list(zip(devices, device_map, strict=True))
         for number, (device, parts) in enumerate(places):
             if device is not None and parts is not None:
                 raise UserError(
@@ -358,9 +359,8 @@ class FrozenModels:
         labels = None
         if "label" in texts.fit.column_names:
             labels = texts.fit["label"][:]
-        folder = embedded_model(
-            seed, texts.fit["text"][:], labels, recipe=recipe, cache=self.cache
-        )
+        plain = texts.fit["text"][:]
+        folder = embedded_model(seed, plain, labels, recipe=recipe, cache=self.cache)
         if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
             with FileLock(folder.parent / ".lock"):
                 texts.fitted("fit").save(folder)
@@ -400,9 +400,8 @@ def _check_classes(name: str, texts: Texts) -> None:
     labels = None
     if "label" in texts.fit.column_names:
         labels = torch.tensor(texts.fit["label"][:])
-    check_labelled(
-        labels, who, source, "give your own models", texts.columns_without_labels
-    )
+    instead = "give your own models"
+    check_labelled(labels, who, source, instead, texts.columns_without_labels)
     _ = texts.classes_to_learn
 
 

@@ -123,9 +123,8 @@ class LayerReader:
 
     def prepare(self, texts: TextBatch) -> Prepared:
         """Choose the rows of each model, which belongs on the CPU."""
-        return Prepared(
-            texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
-        )
+        rows = choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
+        return Prepared(texts, rows)
 
     def read(
         self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None
@@ -154,9 +153,9 @@ class LayerReader:
             states.append(of_model)
             attention.append(weights)
 
-        batch = LayerBatch(
-            texts, chosen.read, states, attention if self.attention else None
-        )
+        batch = LayerBatch(texts, chosen.read, states)
+        if self.attention:
+            batch.attention = attention
         if chosen.near is None:
             return batch
         near = batch.only(chosen.near, chosen.rows)

@@ -204,9 +204,8 @@ class ModelTexts(TextModule):
         """
         who = f"A classifier that reads {split} texts"
         columns = self.texts.columns_without_labels
-        return check_labelled(
-            self.split(split).labels, who, self.text.source, columns=columns
-        )
+        labels = self.split(split).labels
+        return check_labelled(labels, who, self.text.source, columns=columns)
 
     @property
     def classes(self) -> int:
@@ -220,7 +219,9 @@ class ModelTexts(TextModule):
             return 1
         for split in SPLITS:
             self.answers(split)
-        return 1 if self.targets == "choices" else self.texts.classes_to_learn
+        if self.targets == "choices":
+            return 1
+        return self.texts.classes_to_learn
 
     def constant_answers(self) -> Tensor:
         """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""
@@ -366,6 +367,7 @@ def labelled_texts(
         "revisions": revisions,
         "labels": labels,
     }
+    # By name, so that the command line does not offer what is set here.
     return ModelTexts(
         chosen,
         None,
@@ -376,7 +378,7 @@ def labelled_texts(
         store_dtype=None,
         store_rows="tokens",
         **options,
-    )  # by name, so that the command line does not offer what is set here
+    )
 
 
 def _listed(names: list[str] | str) -> list[str]:

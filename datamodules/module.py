@@ -31,10 +31,6 @@ from aligners.models.model import FrozenModel
 
 # So many times the training batch fits where nothing is kept for a backward pass.
 WITHOUT_GRADIENTS = 4
-PACKED_ALIKE = (
-    "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
-    "Leave `packed` out",
-)
 
 DataT = TypeVar("DataT", bound=pl.LightningDataModule)
 logger = logging.getLogger(__name__)
@@ -82,6 +78,10 @@ class TextModule(pl.LightningDataModule):
     component: Component = "residual"
     storable = True  # whether states come from a store, if there is one
     far_rows: FarRows = "keep"  # subclasses that read rows leave far ones out
+    _stores: Stores | None = None
+    _texts: Texts | None = None
+    _all_texts: Texts | None = None
+    _tokenised: TokenisedSplits | None = None
     reader: Any  # of states or layers, loaded on first use; `ModelTexts` has none
 
     def __init__(
@@ -115,38 +115,26 @@ class TextModule(pl.LightningDataModule):
         self.workers = workers
         self.store = store
         self.store_dtype = store_dtype
-        self._stores = None if store is None else Stores(store, store_dtype, store_rows)
-        self.frozen_models = self._make_models(named, one_tokenizer, models)
-        self._words = words
-        self._texts: Texts | None = None
-        self._all_texts: Texts | None = None
-        self._tokenised: TokenisedSplits | None = None
-        self._fitted: dict[str, FittedTexts] = {}
-        self.cautions: list[str] = []
-        self.doubts = Doubts(self)
-
-    def _make_models(
-        self,
-        named: Sequence[tuple[str, str | None]],
-        one_tokenizer: tuple[str, str] | None,
-        options: Mapping[str, Any],
-    ) -> FrozenModels:
         known = None
-        if self.store is not None:
-            known = KnownModels(self.store / "models")
-        if self.packed and one_tokenizer is None:
-            one_tokenizer = PACKED_ALIKE
-        return FrozenModels(
+        if store is not None:
+            self._stores = Stores(store, store_dtype, store_rows)
+            known = KnownModels(store / "models")
+        # The command line finds the options of `FrozenModels` here.
+        self.frozen_models = FrozenModels(
             named,
             one_tokenizer,
             lambda: self.texts_to_learn,
-            self.max_length,
-            known=known,
-            bases=self.bases,
-            under_heads=self.under_heads,
-            packed=self.packed,
-            **options,
+            max_length,
+            known,
+            self.bases,
+            self.under_heads,
+            packed,
+            **models,
         )
+        self._words = words
+        self._fitted: dict[str, FittedTexts] = {}
+        self.cautions: list[str] = []
+        self.doubts = Doubts(self)
 
     def caution(self, sentence: str) -> None:
         """Log what makes figures on these texts and models doubtful, and put it first in every report.

@@ -33,7 +33,7 @@ class Terminated(SystemExit):
 def ended_by_signals() -> Iterator[None]:
     """Within it, SIGTERM and a closed terminal raise `Terminated`, as Ctrl-C raises; a second one ends the process.
 
-    Every loop ends so, Lightning's and our own. Where a step must not be cut in two, `callbacks.signals` holds
+    Every loop ends so, Lightning's and our own. Where a step must not be cut in two, `callbacks.checkpoint` holds
     the signals back. A signal that is ignored (`nohup`), or that has another handler already, is left alone. In the
     main thread alone; elsewhere nothing changes.
     """

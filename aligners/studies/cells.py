@@ -1,10 +1,16 @@
-"""The cells of a study: each is one call of a command, and has an id made of everything that decides its result."""
+"""The cells of a study, and the sizes of the models that they are about.
+
+A cell is one call of a command. Its id is made of everything that decides its result.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from aligners.files.yaml_tables import table_beside
+from aligners.models.architectures import architecture_of
+from aligners.models.loading.model_files import read_config
+from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.studies.spec import Stage
 
 PAIR = ["model_x", "model_y"]
@@ -144,3 +150,92 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
                 value = merged(before, value)
         result[name] = value
     return result
+
+
+# ---------------------------------------------------------------------- sizes of models
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a model.
+
+    Attributes:
+        layers: number of blocks, L.
+        width: of the states, d.
+        vocabulary: number of tokens.
+        head: task of its head: classification, masked or causal; None: no head, or not known.
+        known: whether the size was read; otherwise it is a guess.
+        heads: attention heads of each block; None: not known.
+    """
+
+    layers: int
+    width: int
+    vocabulary: int
+    head: str | None = None
+    known: bool = True
+    heads: int | None = None
+
+    @property
+    def weights(self) -> int:
+        """Number of weights: 12 d² in a block, whose feed-forward layer is 4 d wide, and d for each token."""
+        return self.layers * 12 * self.width**2 + self.vocabulary * self.width
+
+
+# Of a model that cannot be reached.
+GUESS = Size(layers=12, width=768, vocabulary=30522, known=False)
+
+
+def size_of(name: str, data: Mapping[str, Any]) -> Size:
+    """The size of a model.
+
+    Args:
+        name: Hub id, folder, or embedded model.
+        data: the study's data options.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be reached.
+    """
+    if name.startswith(EMBEDDED):
+        return _embedded_size(name)
+    trusted = data.get("trust_remote_code", False)
+    config = read_config(name, {"revision": None, "trust_remote_code": trusted})
+    architecture = architecture_of(config.model_type)
+    head = None
+    for kind in config.architectures or ():
+        head = head or architecture.task(kind, config)
+    sizes: Any = config.get_text_config()
+    return Size(
+        sizes.num_hidden_layers,
+        sizes.hidden_size,
+        sizes.vocab_size,
+        head,
+        heads=sizes.num_attention_heads,
+    )
+
+
+def _embedded_size(name: str) -> Size:
+    _, recipe = embedded_recipe(name)
+    head = "masked"
+    if isinstance(recipe, Recipe):
+        head = "classification"
+    elif "gpt" in name:
+        head = "causal"
+    return Size(
+        recipe.layers, recipe.width, recipe.vocabulary, head, heads=recipe.heads
+    )
+
+
+def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:
+    """The sizes of a cell's models; a fine-tuned model has a classifier's head.
+
+    Args:
+        cell: the cell.
+        sizes: of the models by their names in the study file.
+    """
+    found = []
+    for model in cell.models:
+        size = sizes[model.name.split("#")[0]]
+        if model.stage == "finetuned":
+            size = replace(size, head="classification")
+        found.append(size)
+    return found

@@ -222,15 +222,13 @@ def select_rows(
             f"Expected every text to have a token that counts as a row, but text number {empty} of the batch has none. "
             "Drop empty texts, or count special tokens."
         )
-    if policy == "cls":
-        first = counts.int().argmax(1)
-        index = every * mask.shape[1] + first
-        return Rows(index, every, len(mask))
     index = counts.flatten().nonzero()[:, 0]
     owner = index // mask.shape[1]
+    ends = lengths.cumsum(0)
+    if policy == "cls":
+        return Rows(index[ends - lengths], every, len(mask))
     if policy == "last":
-        last = lengths.cumsum(0) - 1
-        return Rows(index[last], every, len(mask))
+        return Rows(index[ends - 1], every, len(mask))
     if policy == "mean":
         share = 1 / lengths[owner].float()
         return Rows(index, every, len(mask), share, owner)
@@ -328,8 +326,7 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 
 def check_component(component: Component) -> None:
     """Raise unless `component` is one that can be read."""
-    from aligners.models.architectures import (
-        Component,
-    )  # here, as it takes seconds to import
+    # Here, as it takes seconds to import.
+    from aligners.models.architectures import Component
 
     check_known(get_args(Component), component=component)

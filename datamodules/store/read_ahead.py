@@ -76,9 +76,8 @@ def _attach(
     width = states.manifest.width
     rows = []
     memory = []
-    for _ in (
-        sites
-    ):  # one by one: the system need not clear memory of this size for every batch
+    # One by one: the system need not clear memory of this size for every batch.
+    for _ in sites:
         of_site = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
         rows.append(of_site.view(states.dtype).view(-1, width))
         memory.append(of_site.numpy())
@@ -133,9 +132,8 @@ def _read(
                 if file.readinto(rows.data) != rows.nbytes:
                     raise OSError(errno.EIO, "it is cut short")
     except OSError as error:
-        raise UserError(
-            damaged(shard.path, f"cannot be read ({error.strerror})")
-        ) from error
+        what = f"cannot be read ({error.strerror})"
+        raise UserError(damaged(shard.path, what)) from error
     for span in spans:
         if not checked[span.text]:
             shard.check(span.text - first, span.rows[place].data)
@@ -187,9 +185,8 @@ class StoredLoader(DataLoader):
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
         try:
             for window in self._windows(batches):
-                futures = start_reading(
-                    pool, self.stored, window, pinned=self.pin_memory
-                )
+                pinned = self.pin_memory
+                futures = start_reading(pool, self.stored, window, pinned=pinned)
                 reading.append((window, futures))
                 if len(reading) > 1:
                     yield from _finished(*reading.popleft())

@@ -25,11 +25,8 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-TYPES = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-}  # what safetensors calls them
+# What safetensors calls them.
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 ALIGNED = 64
 
 
@@ -134,9 +131,8 @@ class Shard:
                 rest = int.from_bytes(head, "little") + 8 * texts
                 prefix = head + file.read(min(rest, size))
         except OSError as error:
-            raise UserError(
-                damaged(path, f"cannot be read ({error.strerror})")
-            ) from error
+            what = f"cannot be read ({error.strerror})"
+            raise UserError(damaged(path, what)) from error
         if _checksum(prefix) != checksum:
             raise UserError(damaged(path, "does not begin as it was written"))
         about_texts = np.frombuffer(prefix[-8 * texts :], dtype="<u4")
@@ -153,12 +149,8 @@ class Shard:
             ValueError: they are not those that were written.
         """
         if zlib.crc32(rows) != self.crc32[text]:
-            raise UserError(
-                damaged(
-                    self.path,
-                    f"holds other rows of its text number {text} than were written",
-                )
-            )
+            what = f"holds other rows of its text number {text} than were written"
+            raise UserError(damaged(self.path, what))
 
 
 def damaged(path: Path, what: str) -> str:

@@ -67,10 +67,10 @@ def write_missing(
         except Timeout:
             waiting.append(shard)
     if waiting:
-        rank_zero_only(print)(
-            f"Waiting for others to write {len(waiting)} shards of {states.model.name}.",
-            flush=True,
+        said = (
+            f"Waiting for others to write {len(waiting)} shards of {states.model.name}."
         )
+        rank_zero_only(print)(said, flush=True)
     for shard in waiting:
         with states.lock(f"{shard:05d}"):
             _write(states, shard, sites, progress)
@@ -91,9 +91,10 @@ def _write(
         progress(states.manifest.rows[shard])
         return
     with ExitStack() as files:
-        writers = [
-            files.enter_context(_writer(states, site, shard)) for site in missing
-        ]
+        writers = []
+        for site in missing:
+            writer = files.enter_context(_writer(states, site, shard))
+            writers.append(writer)
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing).view(torch.uint8)
             counts = states.lengths[chosen].tolist()
@@ -108,12 +109,12 @@ def _write(
 def _writer(states: StoredStates, site: int, shard: int) -> Iterator[ShardWriter]:
     path: Path = shard_path(states.folder, site, shard)
     lengths = states.lengths[states.texts(shard)]
+    width = states.manifest.width
+    kept_as = states.identity.kept_as
     about = {"store": states.identity.name, "site": str(site), "shard": str(shard)}
     try:
         with whole_file(path) as unfinished, unfinished.open("wb") as file:
-            yield ShardWriter(
-                file, lengths, states.manifest.width, states.identity.kept_as, about
-            )
+            yield ShardWriter(file, lengths, width, kept_as, about)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -133,22 +134,22 @@ def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
 
 def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Tensor:
     """The rows of some texts, (S, P, d), as they are stored, on the CPU: pooled as they are from stored tokens."""
+    model = states.model
     batch = states.data[chosen.tolist()]
-    device = states.model.device
-    inputs = batch.inputs[states.place]
     special = batch.special[states.place]
-    rows = select_rows(inputs["attention_mask"], special, "tokens").to(device)
-    inputs = {name: value.to(device) for name, value in inputs.items()}
-    values = read_rows(states.model, inputs, sites, rows, states.identity.component)
+    mask = batch.inputs[states.place]["attention_mask"]
+    rows = select_rows(mask, special, "tokens").to(model.device)
+    inputs = batch.to(model.device).inputs[states.place]
+    values = read_rows(model, inputs, sites, rows, states.identity.component)
     values = values.to(DTYPES[states.identity.stored_as])
     _check_finite(states, values, sites, chosen)
-    if states.kind is not None:
-        policy = policy_of(states.kind.policy)
-        pooled = policy.choose(batch, states.place, states.kind.special_tokens)
-        stored = StoredRows(tuple(sites), list(values))
-        values = read_rows(
-            states.model, inputs, sites, pooled.to(device), stored=stored
-        )
+    kind = states.kind
+    if kind is None:
+        return values.cpu()
+    policy = policy_of(kind.policy)
+    pooled = policy.choose(batch, states.place, kind.special_tokens)
+    stored = StoredRows(tuple(sites), list(values))
+    values = read_rows(model, inputs, sites, pooled.to(model.device), stored=stored)
     return values.cpu()
 
 
@@ -204,9 +205,7 @@ class Stores:
         self.folder = folder
         self.dtype = dtype
         self.rows = rows
-        self._known: dict[
-            tuple[FrozenModel, str, str, RowKind | None], StoredStates
-        ] = {}
+        self._known: dict[tuple[Any, ...], StoredStates] = {}
         self._read: dict[StoredStates, None] = {}
 
     @property
@@ -236,9 +235,7 @@ class Stores:
             ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
             OSError: something cannot be written.
         """
-        let_write(
-            self.folder
-        )  # moments are kept there even where no states are missing
+        let_write(self.folder)  # for moments, even where no states are missing
         by_split = [self._open(reader, data, sites) for data in splits]
         every: list[StatesAtSites] = []
         for stored in by_split:
@@ -267,9 +264,7 @@ class Stores:
         device = None
         if trainer is not None:
             device = trainer.strategy.root_device
-        with Progress(
-            transient=True, disable=trainer is None or hidden(trainer)
-        ) as bar:
+        with Progress(transient=True, disable=hidden(trainer)) as bar:
             task = bar.add_task("Writing states", total=rows)
             for states, sites in every:
                 with reader.frozen_models.running(states.model, device):
@@ -341,7 +336,7 @@ class Stores:
             ValueError: the disk has less.
         """
         total = 0
-        names = dict[str, None]()
+        names: dict[str, None] = {}
         for states, shards in missing.items():
             for shard, sites in shards.items():
                 total += states.size(shard) * len(sites)

@@ -13,8 +13,7 @@ from aligners.errors import UserError
 from aligners.fitting.fits import seeded
 from aligners.injection.routes import route_numbers
 from aligners.models.architectures import Component, first_site
-from aligners.studies.cells import Cell
-from aligners.studies.model_sizes import Size, sizes_in
+from aligners.studies.cells import Cell, Size, sizes_in
 
 
 class Tried(NamedTuple):

@@ -18,9 +18,8 @@ from aligners.datamodules.rows.sites import parse_sites
 from aligners.errors import UserError
 from aligners.files.resources import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
-from aligners.studies.cells import KINDS, Cell
+from aligners.studies.cells import GUESS, KINDS, Cell, Size, size_of, sizes_in
 from aligners.studies.expansion import expand, with_kept_rows
-from aligners.studies.model_sizes import GUESS, Size, size_of, sizes_in
 from aligners.studies.spec import Study
 
 WEIGHT = 4  # bytes

@@ -12,8 +12,8 @@ from tests.world import World
 
 from aligners.cli.cells.cell_checks import check_cells, not_injected
 from aligners.cli.cells.cell_options import CellOptions, choose_banks, keep_rows, model_sizes
+from aligners.studies.cells import GUESS
 from aligners.studies.expansion import expand
-from aligners.studies.model_sizes import GUESS
 from aligners.studies.spec import Study, read_study
 
 COMMANDS = CellOptions()
