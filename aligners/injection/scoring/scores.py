@@ -1,8 +1,7 @@
-"""Scores kept text by text, so that any interval can be taken later, and the score of a task from the answers."""
+"""Scores kept text by text, with intervals over resampled texts, and the score of a task."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -10,7 +9,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
-from torchmetrics.functional.classification import binary_f1_score
+from torchmetrics.functional.classification import (
+    binary_f1_score,
+    multiclass_confusion_matrix,
+)
 
 from aligners.datamodules.module import TextModule
 from aligners.datamodules.rows.policies import Rows
@@ -26,18 +28,21 @@ RESAMPLES = 1000
 LEVEL = 0.95
 Sums = dict[str, Tensor]  # quantity -> its sum over each text
 Row = dict[str, Any]  # of a report
-Figures = tuple[
-    Tensor, Tensor, Tensor
-]  # a figure, and the lower and the upper end of its interval
+Figures = tuple[Tensor, Tensor, Tensor]  # a figure, and the ends of its interval
+
+OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
+OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
+FAR_BELOW = 0.1  # of another order of the classes, as a share of the texts
+CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
 
 
 class TextScores(Metric):
-    """A table of sums (quantities, methods, sites, texts), each text written by the one rank that saw it.
+    """A table of sums (quantities, methods, sites, texts).
 
-    Ranks fill disjoint columns, so adding their tables is exact for any number of ranks.
+    Each text is written by the one rank that saw it, so adding the tables of all ranks is exact.
 
     Args:
-        quantities: names of what is scored.
+        quantities: the names of what is scored.
         methods: number of methods.
         sites: number of site pairs.
         texts: number of held-out texts.
@@ -53,12 +58,10 @@ class TextScores(Metric):
         super().__init__(**kwargs)
         self.quantities = quantities
         shape = (len(quantities), methods, sites, texts)
-        self.add_state(
-            "table", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum"
-        )
-        self.add_state(
-            "seen", torch.zeros(texts, dtype=torch.long), dist_reduce_fx="sum"
-        )
+        table = torch.zeros(shape).double()
+        self.add_state("table", table, dist_reduce_fx="sum")
+        seen = torch.zeros(texts, dtype=torch.long)
+        self.add_state("seen", seen, dist_reduce_fx="sum")
 
     def update(self, text: Tensor, scores: Sums) -> None:
         """Write the scores of a batch.
@@ -69,20 +72,23 @@ class TextScores(Metric):
         """
         self.seen[text] += 1
         for place, quantity in enumerate(self.quantities):
-            self.table[place][:, :, text] = scores[quantity].double()
+            table = self.table[place]
+            table[:, :, text] = scores[quantity].double()
 
     def compute(self) -> Sums:
-        """Quantity -> (methods, sites, texts), on the CPU.
+        """Return quantity -> (methods, sites, texts), on the CPU.
 
         Raises:
             RuntimeError: a text was counted twice or not at all.
         """
-        if not bool((self.seen == 1).all()):
-            twice, never = int((self.seen > 1).sum()), int((self.seen == 0).sum())
+        twice = (self.seen > 1).sum()
+        never = (self.seen == 0).sum()
+        if twice or never:
             raise RuntimeError(
                 f"Every held-out text must count once, but {twice} counted twice and {never} never."
             )
-        return dict(zip(self.quantities, self.table.cpu(), strict=True))
+        tables = self.table.cpu()
+        return dict(zip(self.quantities, tables, strict=True))
 
 
 class UnitMeans(DoubleMetric):
@@ -97,12 +103,10 @@ class UnitMeans(DoubleMetric):
 
     def __init__(self, quantities: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state(
-            "sums", torch.zeros(quantities, dtype=torch.float64), dist_reduce_fx="sum"
-        )
-        self.add_state(
-            "units", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
-        )
+        sums = torch.zeros(quantities).double()
+        self.add_state("sums", sums, dist_reduce_fx="sum")
+        units = torch.zeros(()).double()
+        self.add_state("units", units, dist_reduce_fx="sum")
 
     def update(self, values: Tensor) -> None:
         """Add the units of a batch, (S, U)."""
@@ -115,56 +119,60 @@ class UnitMeans(DoubleMetric):
 
 
 def resampled(n: int, seed: int) -> Tensor:
-    """The numbers of n texts, then of as many that are drawn from them with replacement, each time: (1 + R, n).
+    """Return the numbers of n texts, then of n texts drawn with replacement, `RESAMPLES` (R) times: (1 + R, n).
 
-    R is `RESAMPLES`. Equal seeds draw equal texts.
+    Equal seeds draw equal texts.
     """
-    drawn = torch.randint(
-        n, (RESAMPLES, n), generator=torch.Generator().manual_seed(seed)
-    )
-    return torch.cat([torch.arange(n)[None], drawn])
+    draw = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(n, (RESAMPLES, n), generator=draw)
+    every = torch.arange(n)
+    return torch.vstack([every, drawn])
 
 
 def resampled_counts(n: int, seed: int) -> Tensor:
-    """How often each of n texts counts: once, then as often as it is drawn in each resample, (1 + R, n) float64."""
+    """Count each of n texts: once, then as often as it is drawn in each resample, (1 + R, n) float64."""
     drawn = resampled(n, seed)
-    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
-        1, drawn, torch.ones(drawn.shape).double()
-    )
+    counts = torch.zeros(drawn.shape).double()
+    ones = torch.ones_like(counts)
+    return counts.scatter_add_(1, drawn, ones)
 
 
 def with_interval(values: Tensor) -> Figures:
-    """A figure and the ends of its 95 % percentile interval, each (...), from it and its resamples, (..., 1 + R)."""
+    """Return a figure and the ends of its 95 % percentile interval, each (...).
+
+    Args:
+        values: (..., 1 + R), the figure and its resamples.
+    """
     tail = (1 - LEVEL) / 2
-    low, high = torch.nanquantile(
-        values[..., 1:], torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1
-    )
-    return values[..., 0], low, high
+    ends = values.new_tensor([tail, 1 - tail])
+    figure = values[..., 0]
+    resamples = values[..., 1:]
+    low, high = resamples.nanquantile(ends, dim=-1)
+    return figure, low, high
 
 
 def named(name: str, figures: Iterable[Any]) -> dict[str, Any]:
-    """A report's columns of a figure and of the ends of its interval: `name`, `name_low` and `name_high`."""
-    return dict(zip((name, f"{name}_low", f"{name}_high"), figures, strict=True))
+    """Name a figure and the ends of its interval as columns of a report: `name`, `name_low` and `name_high`."""
+    figure, low, high = figures
+    return {name: figure, f"{name}_low": low, f"{name}_high": high}
 
 
 def per_text_sums(values: Tensor, rows: Rows | Targets) -> Tensor:
     """Sum over the rows or units of each text of a batch: (..., N) -> (..., B); zero for a text without any."""
-    return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(
-        -1, rows.owner, values
-    )
+    lead = values.shape[:-1]
+    sums = values.new_zeros(*lead, rows.texts)
+    return sums.index_add_(-1, rows.owner, values)
 
 
 def of_unseen(values: Tensor, rows: Rows) -> Tensor:
     """Set values of rows (..., N) to zero except for rows of unseen types; all NaN where types are not known."""
-    return (
-        torch.full_like(values, torch.nan)
-        if rows.unseen is None
-        else values.where(rows.unseen, 0)
-    )
+    if rows.unseen is None:
+        return torch.full_like(values, torch.nan)
+    return values.where(rows.unseen, 0)
 
 
 def interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> Figures:
-    """A mean over texts, or a ratio of sums, with the ends of its 95 % percentile interval over resampled texts.
+    """Return a mean over texts, or a ratio of sums, with its 95 % percentile interval over resampled texts.
 
     Args:
         values: (..., n) one number for each text.
@@ -176,32 +184,35 @@ def interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> Fig
         a zero denominator do not count.
     """
     counts = resampled_counts(values.shape[-1], seed)
-    denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
-    mean, *ends = with_interval(values.double() @ counts.T / denominator)
-    low, high = (end.where(values.isfinite().all(-1), torch.nan) for end in ends)
+    denominator = counts.sum(1)
+    if weights is not None:
+        denominator = weights.double() @ counts.T
+    means = values.double() @ counts.T / denominator
+    mean, low, high = with_interval(means)
+    known = values.isfinite().all(-1)
+    low = low.where(known, torch.nan)
+    high = high.where(known, torch.nan)
     return mean, low, high
 
 
 def resampled_columns(figures: Mapping[str, Tensor]) -> Row:
-    """A report's columns of figures, from each and its resamples, (1 + R,): see `named`."""
+    """Turn figures with their resamples, each (1 + R,), into columns of a report; see `named`."""
     row: Row = {}
     for name, values in figures.items():
-        row |= named(name, map(finite, with_interval(values)))
+        found = with_interval(values)
+        row |= named(name, map(finite, found))
     return row
 
 
 def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> Row:
-    """A report's columns of a ratio of sums (n,) over texts, and of its interval: see `named`."""
-    return named(
-        name,
-        map(finite, interval(values.double().cpu(), weights.double().cpu(), seed=seed)),
-    )
+    """Turn a ratio of sums over texts, each (n,), into columns of a report, with its interval; see `named`."""
+    values = values.double().cpu()
+    weights = weights.double().cpu()
+    figures = interval(values, weights, seed=seed)
+    return named(name, map(finite, figures))
 
 
-OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
-OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
-FAR_BELOW = 0.1  # of another order of the classes, as a share of the texts
-CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
+# ---------------------------------------------------------------------- the score of a task
 
 
 def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
@@ -215,11 +226,14 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
     Raises:
         ValueError: `score` does not fit the task.
     """
-    usual: Score = "pearson" if regression else "accuracy"
-    score = text.score or known_source(text).score or usual
-    known = OF_NUMBERS if regression else OF_CLASSES if classes == 2 else ("accuracy",)
+    what, known = f"{classes} classes", OF_CLASSES
+    if regression:
+        what, known = "numbers to predict", OF_NUMBERS
+    elif classes != 2:
+        known = ("accuracy",)
+    usual = known_source(text).score or known[0]
+    score = text.score or usual
     if score not in known:
-        what = "numbers to predict" if regression else f"{classes} classes"
         raise UserError(
             f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}."
         )
@@ -237,27 +251,27 @@ def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
         answers: (..., n) classes or numbers.
         labels: (n,) likewise.
     """
-    rows = answers.double().reshape(-1, answers.shape[-1])
-    scores = _FUNCTIONS[score](
-        rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows))
-    )
-    return scores.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
+    *lead, texts = answers.shape
+    rows = answers.double().reshape(-1, texts)
+    columns = rows.nan_to_num().T
+    right = labels.double()[:, None]
+    scores = _column_scores(score, columns, right.expand_as(columns))
+    known = rows.isfinite().all(-1)
+    return scores.where(known, torch.nan).reshape(lead)
 
 
 def score_interval(
     score: Score, answers: Tensor, labels: Tensor, *, seed: int
 ) -> Figures:
-    """A score with the ends of its 95 % percentile interval over resampled texts, each (...).
-
-    The arguments are those of `resampled_scores`.
-    """
-    return with_interval(resampled_scores(score, answers, labels, seed=seed))
+    """Return a score with its 95 % percentile interval over resampled texts, each (...); see `resampled_scores`."""
+    scores = resampled_scores(score, answers, labels, seed=seed)
+    return with_interval(scores)
 
 
 def resampled_scores(
     score: Score, answers: Tensor, labels: Tensor, *, seed: int
 ) -> Tensor:
-    """Score the texts and resamples of them, those of `scores.resampled`: (..., 1 + R); NaN if an answer is NaN.
+    """Score the texts and each resample of them, see `resampled`: (..., 1 + R); NaN if an answer is NaN.
 
     Args:
         score: the score.
@@ -265,22 +279,62 @@ def resampled_scores(
         labels: (n,) likewise.
         seed: the seed of the resampling.
     """
-    drawn = resampled(answers.shape[-1], seed)
-    rows = answers.double().reshape(-1, answers.shape[-1])
-    parts = drawn.split(max(1, CELLS // answers.shape[-1]))
-    scores = [
-        torch.cat(
-            [_FUNCTIONS[score](row[part].T, labels.double()[part].T) for part in parts]
+    *lead, texts = answers.shape
+    right = labels.double()
+    drawn = resampled(texts, seed)
+    parts = drawn.split(max(1, CELLS // texts))
+    scores = []
+    for row in answers.double().reshape(-1, texts):
+        if not row.isfinite().all():
+            scores.append(row.new_full([len(drawn)], torch.nan))
+            continue
+        found = []
+        for part in parts:
+            given = row[part].T
+            found.append(_column_scores(score, given, right[part].T))
+        scores.append(torch.cat(found))
+    return torch.stack(scores).reshape(*lead, len(drawn))
+
+
+def _column_scores(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
+    """Score each column of (n, R) answers by the same column of (n, R) labels: (R,) float64."""
+    if score == "accuracy":
+        correct = answers == labels
+        return correct.double().mean(0)
+    if score == "f1":
+        found = binary_f1_score(
+            answers.T.long(),
+            labels.T.long(),
+            multidim_average="samplewise",
+            validate_args=False,
         )
-        if bool(row.isfinite().all())
-        else torch.full((len(drawn),), torch.nan, dtype=torch.float64)
-        for row in rows
-    ]
-    return torch.stack(scores).reshape(*answers.shape[:-1], len(drawn))
+        return found.double()
+
+    scaled_answers, same_answer = _scaled(answers)
+    scaled_labels, same_label = _scaled(labels)
+    if score == "spearman":
+        found = spearman_corrcoef(scaled_answers, scaled_labels)
+    else:  # of classes 0 and 1, this is Matthews' correlation
+        found = pearson_corrcoef(scaled_answers, scaled_labels)
+    varied = ~(same_answer | same_label)
+    return found.reshape(-1).double().where(varied, 0.0)
+
+
+def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale columns (n, R) to 0..1, which changes no correlation; and tell which are constant, (R,).
+
+    torchmetrics warns about numbers that are close to each other, so constant columns become 0..n-1.
+    """
+    least = values.amin(0)
+    spread = values.amax(0) - least
+    constant = spread == 0
+    ramp = torch.arange(len(values)).to(values)
+    scaled = (values - least) / spread
+    return scaled.where(~constant, ramp[:, None]), constant
 
 
 def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
-    """A caution if a classifier would be right far more often with its classes in another order; None if not.
+    """Return a caution if a classifier would be right far more often with its classes in another order, else None.
 
     Far is more than .1 of the texts and more than two standard errors, which are at most 1/√n. A score far below chance
     is among these cases: over all orders of C classes the mean accuracy is 1/C. Texts of one class, as of a part of
@@ -288,68 +342,32 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
 
     Args:
         model: its name.
-        answers: (n,) classes; NaN: no answer, and nothing is said.
+        answers: (n,) classes; NaN: no answer, and there is no caution.
         labels: (n,) the right classes.
     """
-    if not bool(answers.isfinite().all()) or len(labels.unique()) == 1:
+    known = answers.isfinite()
+    if not known.all() or len(labels.unique()) == 1:
         return None
-    right, given = labels.long(), answers.long()
-    classes = 1 + int(torch.stack([right, given]).amax())
-    counts = (
-        (classes * given + right).bincount(minlength=classes**2).view(classes, classes)
-    )
-    rows, columns = linear_sum_assignment(counts.cpu(), maximize=True)
-    accuracy, best = (
-        int(part.sum()) / len(right) for part in (counts.diag(), counts[rows, columns])
-    )
-    if best - accuracy <= max(FAR_BELOW, 2 / len(right) ** 0.5):
+    both = torch.stack([answers.long(), labels.long()])
+    classes = 1 + int(both.max())
+    counts = multiclass_confusion_matrix(*both, classes).cpu()
+    given, meant = linear_sum_assignment(counts.T, maximize=True)
+    accuracy = int(counts.trace()) / len(labels)
+    right = counts[meant, given]
+    best = int(right.sum()) / len(labels)
+    two_errors = 2 / len(labels) ** 0.5
+    if best - accuracy <= max(FAR_BELOW, two_errors):
         return None
-    order = ", ".join(
-        f"{k} as {int(place)}"
-        for k, place in zip(rows, columns, strict=True)
-        if k != place
-    )
+
+    moved = []
+    for k, place in zip(given, meant, strict=True):
+        if k != place:
+            moved.append(f"{k} as {place}")
     return (
         f"Caution: {model} by itself has an accuracy of {accuracy:.1%} on the held-out texts, and would have "
-        f"{best:.1%} with its classes in another order ({order}). They probably do not stand in that of the texts': "
-        "say which are which by `--data.labels`."
+        f"{best:.1%} with its classes in another order ({', '.join(moved)}). They are probably not in the order of the "
+        "texts' classes: say which are which by `--data.labels`."
     )
-
-
-def _f1(answers: Tensor, labels: Tensor) -> Tensor:
-    whole = answers.T.long(), labels.T.long()
-    return binary_f1_score(
-        *whole, multidim_average="samplewise", validate_args=False
-    ).double()
-
-
-def _correlation(
-    function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor
-) -> Tensor:
-    """Correlate the columns of (n, R) and (n, R); 0 if one is constant, where torchmetrics gives NaN and a warning."""
-    spread = torch.stack(
-        [values.amax(0) - values.amin(0) for values in (answers, labels)]
-    )
-    constant = (spread == 0).any(0)
-    ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
-    # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
-    sides = zip((answers, labels), spread, strict=True)
-    scaled = [
-        torch.where(constant, ramp, (values - values.amin(0)) / scale)
-        for values, scale in sides
-    ]
-    return function(*scaled).reshape(-1).double().where(~constant, 0.0)
-
-
-_FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
-    "accuracy": lambda answers, labels: (answers == labels).double().mean(0),
-    "mcc": partial(
-        _correlation, pearson_corrcoef
-    ),  # for classes 0 and 1 this is Matthews' correlation
-    "f1": _f1,
-    "pearson": partial(_correlation, pearson_corrcoef),
-    "spearman": partial(_correlation, spearman_corrcoef),
-}
 
 
 @dataclass(frozen=True)
@@ -361,7 +379,7 @@ class ScoredTask:
         bytes_per_token: of the held-out texts, for next tokens.
         score: the task's score.
         regression: whether numbers are predicted.
-        labels: (n,) labels of the held-out texts; None where tokens are asked for.
+        labels: (n,) labels of the held-out texts; None where tokens are predicted.
         random: (n,) a class for each, uniformly at random; for numbers, the labels themselves in a random order.
         constant: the most frequent class of the fitting texts, or the mean of their numbers.
     """
@@ -376,43 +394,49 @@ class ScoredTask:
 
     @classmethod
     def of(cls, data: TextModule, model: FrozenModel, *, seed: int) -> Self:
-        """What a data module's held-out texts ask of a model and of others with the same task.
+        """Return the task of a data module's held-out texts, for a model and others of its kind.
 
         Raises:
             ValueError: the score that is asked for does not fit the task, or all numbers to predict are equal.
         """
+        if model.task == "causal":
+            return cls("causal", data.bytes_per_token("test"))
         if model.task != "classification":
-            causal = model.task == "causal"
-            return (
-                cls("causal", data.bytes_per_token("test")) if causal else cls("masked")
-            )
+            return cls("masked")
+
         regression, texts = model.regression, data.texts
+        labels = cast(Tensor, data.split("test").labels)
         if regression:
             texts.check_numbers()
-        labels = cast(Tensor, data.split("test").labels)
-        classes = 0 if regression else texts.classes
-        score = choose_score(data.text, regression=regression, classes=classes)
-        order = torch.randperm(
-            len(labels), generator=torch.Generator().manual_seed(seed)
+            score = choose_score(data.text, regression=True, classes=0)
+            labels = labels.float()
+            draw = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(labels), generator=draw)
+            random = labels[order]
+        else:
+            classes = texts.classes
+            score = choose_score(data.text, regression=False, classes=classes)
+            random = random_labels(len(labels), classes, seed)
+        return cls(
+            "classification",
+            score=score,
+            regression=regression,
+            labels=labels,
+            random=random,
+            constant=texts.constant_label(regression=regression),
         )
-        labels = labels.float() if regression else labels
-        random = (
-            labels[order] if regression else random_labels(len(labels), classes, seed)
-        )
-        constant = texts.constant_label(regression=regression)
-        return cls("classification", None, score, regression, labels, random, constant)
 
     @property
     def unit(self) -> str:
         """The unit of an answer: a text or a token."""
-        return "text" if self.task == "classification" else "token"
+        if self.task == "classification":
+            return "text"
+        return "token"
 
     def constant_score(self) -> float | None:
-        """Score the answer that is the same for every text; None where tokens are asked for."""
+        """Score the answer that is the same for every text; None where tokens are predicted."""
         if self.labels is None:
             return None
-        return float(
-            task_score(
-                self.score, torch.full(self.labels.shape, self.constant), self.labels
-            )
-        )
+        answers = torch.full(self.labels.shape, self.constant)
+        score = task_score(self.score, answers, self.labels)
+        return float(score)
