@@ -348,9 +348,9 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
     known = answers.isfinite()
     if not known.all() or len(labels.unique()) == 1:
         return None
-    both = torch.stack([answers.long(), labels.long()])
-    classes = 1 + int(both.max())
-    counts = multiclass_confusion_matrix(*both, classes).cpu()
+    answers, labels = answers.long(), labels.long()
+    classes = 1 + int(torch.maximum(answers, labels).max())
+    counts = multiclass_confusion_matrix(answers, labels, classes).cpu()
     given, meant = linear_sum_assignment(counts.T, maximize=True)
     accuracy = int(counts.trace()) / len(labels)
     right = counts[meant, given]

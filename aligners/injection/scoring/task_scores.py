@@ -1,10 +1,10 @@
-"""How well a head answers what it is asked, unit by unit: classes, losses and scores of every kind of task.
+"""Losses and answers of a model's head, unit by unit, and which of its classes answer the texts' classes.
 
 Nothing here but `check_labels` waits for the device.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +28,12 @@ from aligners.models.recipes import EMBEDDED
 
 logger = logging.getLogger(__name__)
 
-# Logits that are scored at once: what a GPU has memory for, and what stays in the cache of a CPU's core.
+# Logits scored at once: what a GPU has memory for, and what fits in the cache of a CPU's core.
 PART = (2**28, 2**18)
 
 
 def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
-    """The logits of the texts' classes (..., K) from those of a head (..., C), adding probabilities.
+    """Turn the logits of a head (..., C) into those of the texts' classes (..., K), adding probabilities.
 
     Of a group that is `Largest` the most probable class answers instead, as where a prediction is renamed.
 
@@ -43,28 +43,33 @@ def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
     """
     if groups is None:
         return logits
-    # one by one: a list as an index would be copied to the device, and that waits for it
-    columns = [[logits[..., place] for place in group] for group in groups]
-    added = [
-        Tensor.amax if isinstance(group, Largest) else Tensor.logsumexp
-        for group in groups
-    ]
-    both = zip(columns, added, strict=True)
-    return torch.stack(
-        [
-            parts[0] if len(parts) == 1 else joined(torch.stack(parts), 0)
-            for parts, joined in both
-        ],
-        -1,
-    )
+    merged = []
+    for group in groups:
+        # one by one: a list as an index would be copied to the device, and that waits for it
+        columns = [logits[..., place] for place in group]
+        if len(group) == 1:
+            merged += columns
+        elif isinstance(group, Largest):
+            merged.append(torch.stack(columns).amax(0))
+        else:
+            merged.append(torch.stack(columns).logsumexp(0))
+    return torch.stack(merged, -1)
 
 
 def one_after_another(groups: ClassMap | None) -> ClassMap | None:
-    """Groups of the same sizes for a new head, whose classes have no meaning yet; None if they are in order."""
-    if groups is None or all(len(group) == 1 for group in groups):
+    """Return groups of the same sizes for a new head, whose classes have no meaning yet; None if they are in order."""
+    if groups is None or max(map(len, groups)) == 1:
         return None
-    ends = [sum(len(group) for group in groups[:k]) for k in range(len(groups) + 1)]
-    return tuple(type(group)(range(*ends[k : k + 2])) for k, group in enumerate(groups))
+    renumbered = []
+    start = 0
+    for group in groups:
+        end = start + len(group)
+        renumbered.append(type(group)(range(start, end)))
+        start = end
+    return tuple(renumbered)
+
+
+# ---------------------------------------------------------------------- classes of heads and of texts
 
 
 def match_heads(
@@ -76,7 +81,7 @@ def match_heads(
 
     Args:
         data: the texts, their models, and `labels`.
-        asked: the scored models; `tasks.check_labels` has passed them.
+        asked: the scored models, which have passed `check_labels`.
         read: further models, scored if they can be; they need not know the task.
 
     Returns:
@@ -95,63 +100,73 @@ def match_heads(
         )
     if True in kinds:
         return {model: {} for model in (*asked, *read) if model.regression}
-    names, classes = data.texts.label_names, data.texts.classes
+
     matched: dict[FrozenModel, dict[str, list[str]]] = {}
     for model in dict.fromkeys((*asked, *read)):
-        head, given = model.label_names, _given(data, model)
-        if model not in asked and (model.n_labels is None or model.regression):
+        if model in asked:
+            _match_head(data, model)
+        elif not _can_answer(data, model):
             continue
-        try:
-            model.class_map = class_map(
-                head,
-                names,
-                classes,
-                given=given,
-                model=model.name,
-                source=data.text.source,
-            )
-        except ValueError as error:
-            if model in asked or given is not None:
-                raise
-            logger.warning(
-                "%s only supplies states: its head seems to be for another task. %s",
-                model.name,
-                error,
-            )
-            continue
-        matched[model] = in_words(model.class_map, head, names)
-    if numbered(names, classes) is not None:
-        _check_agreement(
-            [model for model in matched if _given(data, model) is None], classes
-        )
+        names = data.texts.label_names
+        matched[model] = in_words(model.class_map, model.label_names, names)
+    if numbered(data.texts.label_names, data.texts.classes) is not None:
+        _check_agreement(data, list(matched))
     for caution in matched_by_number(data, list(matched)):
         logger.warning(caution)
     return matched
 
 
+def _match_head(data: TextModule, model: FrozenModel) -> None:
+    """Set `class_map` of one head."""
+    model.class_map = class_map(
+        model.label_names,
+        data.texts.label_names,
+        data.texts.classes,
+        given=_given(data, model),
+        model=model.name,
+        source=data.text.source,
+    )
+
+
+def _can_answer(data: TextModule, model: FrozenModel) -> bool:
+    """Match the head of a model that need not know the task, and tell whether that worked."""
+    if model.n_labels is None or model.regression:
+        return False
+    try:
+        _match_head(data, model)
+    except ValueError as error:
+        if _given(data, model) is not None:
+            raise
+        logger.warning(
+            "%s only supplies states: its head seems to be for another task. %s",
+            model.name,
+            error,
+        )
+        return False
+    return True
+
+
 def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[str]:
-    """Cautions about models whose classes were matched with the texts' by number, because only one side names them.
+    """Caution where classes were matched with the texts' by number, because only one side names them.
 
     Embedded models number theirs, and were trained on the texts' own.
     """
-    texts, source = (
-        data.texts,
-        data.text.source,
-    )  # which may have no labels where there are no models
-    cautions = (
-        by_number(
+    cautions = []
+    for model in models:
+        if model.regression or model.name.startswith(EMBEDDED):
+            continue
+        if _given(data, model) is not None:
+            continue
+        caution = by_number(
             model.label_names,
-            texts.label_names,
-            texts.classes,
+            data.texts.label_names,
+            data.texts.classes,
             model=model.name,
-            source=source,
+            source=data.text.source,
         )
-        for model in models
-        if not model.regression
-        and _given(data, model) is None
-        and not model.name.startswith(EMBEDDED)
-    )
-    return list(filter(None, cautions))
+        if caution is not None:
+            cautions.append(caution)
+    return cautions
 
 
 def _given(data: TextModule, model: FrozenModel) -> Any:
@@ -164,148 +179,34 @@ def _given(data: TextModule, model: FrozenModel) -> Any:
             f"Expected `data.labels` to be one map, or a list of one for each of the {len(named)} models (null: by its "
             f"names), but got {len(data.labels)}."
         )
-    place = next(
-        (place for place, other in enumerate(data.frozen) if other is model), 0
-    )
-    return data.labels[place] if place < len(named) else None
+    place = 0
+    if model in data.frozen:
+        place = data.frozen.index(model)
+    if place >= len(named):
+        return None
+    return data.labels[place]
 
 
-def _check_agreement(models: Iterable[FrozenModel], classes: int) -> None:
+def _check_agreement(data: TextModule, models: Sequence[FrozenModel]) -> None:
     """Raise if heads give one number different names: nothing says which of them the texts mean."""
-    meant: dict[tuple[str, ...], Any] = {}
+    meant: dict[tuple[str, ...], FrozenModel] = {}
     for model in models:
-        if numbered(model.label_names, classes) is None:
-            meant.setdefault(
-                tuple(name.strip().casefold() for name in model.label_names), model
-            )
-    if len(meant) > 1:
-        listed = "; ".join(
-            f"{model.name} has {', '.join(model.label_names)}"
-            for model in meant.values()
-        )
-        raise UserError(
-            f"The texts' classes have no names, and the heads name theirs differently: {listed}. Say which of a head's "
-            "classes stand for class 0, 1, ... of the texts: by names that all heads use, as in --data.labels "
-            f'\'{{"0": "{next(iter(meant))[0]}", ...}}\', or as a list of one map for each model.'
-        )
-
-
-def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> Tensor:
-    """Select each unit's logits, (U, C) float32, from those of the batch, (B, C) or (B, T, C), in the texts' order.
-
-    Args:
-        logits: of the head.
-        targets: the units.
-        groups: see `in_data_order`.
-    """
-    return in_data_order(
-        logits.flatten(0, -2).index_select(0, targets.index).float(), groups
+        if _given(data, model) is not None:
+            continue
+        if numbered(model.label_names, data.texts.classes) is None:
+            names = [name.strip().casefold() for name in model.label_names]
+            meant.setdefault(tuple(names), model)
+    if len(meant) < 2:
+        return
+    listed = []
+    for model in meant.values():
+        listed.append(f"{model.name} has {', '.join(model.label_names)}")
+    example = next(iter(meant))[0]
+    raise UserError(
+        f"The texts' classes have no names, and the heads name theirs differently: {'; '.join(listed)}. Say which of a "
+        "head's classes stand for class 0, 1, ... of the texts: by names that all heads use, as in --data.labels "
+        f'\'{{"0": "{example}", ...}}\', or as a list of one map for each model.'
     )
-
-
-def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
-    """Return cross-entropies in nats, or the squared errors of numbers: chosen logits (..., U, C) -> (..., U)."""
-    if targets.answer.is_floating_point():
-        return (logits[..., 0].float() - targets.answer).square()
-    lead = logits.shape[:-1]
-    answer = targets.answer.expand(lead).reshape(-1)
-    return cross_entropy(logits.flatten(0, -2), answer, reduction="none").view(lead)
-
-
-def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
-    """The loss of distillation (Hinton, Vinyals and Dean 2015): T² KL(softmax(own / T) ‖ softmax(logits / T)).
-
-    Args:
-        logits: (..., C) logits of the model that learns.
-        own: (..., C) logits of the model that it matches.
-        temperature: T.
-
-    Returns:
-        (...) in nats.
-    """
-    learning, matched = (
-        (values / temperature).log_softmax(-1) for values in (logits, own)
-    )
-    return temperature**2 * kl_div(
-        learning, matched, reduction="none", log_target=True
-    ).sum(-1)
-
-
-class UnitAnswers(NamedTuple):
-    """What is answered to U units of a batch, without the logits: those of a language model would fill the memory.
-
-    Attributes:
-        loss: (..., U) cross-entropy in nats, or the squared error of a number.
-        correct: (..., U) 1 where the answer is the right one; NaN of numbers.
-        answer: (..., U) float64, the class, token or number.
-    """
-
-    loss: Tensor
-    correct: Tensor
-    answer: Tensor
-
-
-def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
-    """Score the answer to each unit by chosen logits (..., U, C); NaN where they are not finite: there is no answer."""
-    return _answers(targets, *_looked_at(logits.float(), targets))
-
-
-def batch_answers(
-    logits: Tensor, targets: Targets, groups: ClassMap | None = None
-) -> UnitAnswers:
-    """As `unit_answers` of the `chosen` logits, part by part: no second copy of the logits of a batch is ever held.
-
-    Args:
-        logits: of the head, (B, C) or (B, T, C).
-        targets: the units.
-        groups: see `in_data_order`.
-    """
-    units = max(1, PART[logits.device.type == "cpu"] // logits.shape[-1])
-    parts = [
-        _looked_at(chosen(logits, part, groups), part) for part in targets.split(units)
-    ]
-    return _answers(targets, *map(torch.cat, zip(*parts, strict=True)))
-
-
-def _looked_at(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
-    """What scores are made of, from chosen logits (..., U, C): losses, answers and least logits, each (..., U)."""
-    answer = (
-        logits[..., 0].double()
-        if targets.answer.is_floating_point()
-        else _likeliest(logits)
-    )
-    return unit_losses(logits, targets), answer, logits.amin(-1)
-
-
-def _answers(
-    targets: Targets, loss: Tensor, answer: Tensor, least: Tensor
-) -> UnitAnswers:
-    """Score the answers to all units at once: many small steps for every part would take longer than its logits."""
-    finite = (
-        least.isfinite() & ~loss.isnan()
-    )  # a logit of NaN or +inf makes the loss NaN
-    known = torch.where(finite, 1.0, torch.nan)
-    numbers = targets.answer.is_floating_point()
-    correct = (
-        torch.full_like(known, torch.nan)
-        if numbers
-        else (answer == targets.answer) * known
-    )
-    return UnitAnswers(loss * known, correct, answer.double() * known)
-
-
-def _likeliest(logits: Tensor) -> Tensor:
-    """The first of the largest logits (..., C), as a class (...). On a CPU, NumPy finds it ten times as fast."""
-    return (
-        torch.as_tensor(logits.detach().numpy().argmax(-1))
-        if logits.device.type == "cpu"
-        else logits.argmax(-1)
-    )
-
-
-def agreement(answer: Tensor, own: Tensor) -> Tensor:
-    """1 where an answer is the one that a model gives by itself; NaN where there is no answer."""
-    return (answer == own).float().where(~answer.isnan(), torch.nan)
 
 
 def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> None:
@@ -333,9 +234,122 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
             f"Expected classes, as the head of {target.name} has, but the texts of {source!r} have numbers with "
             "fractions to predict. Name a model with a regression head, or write classes as whole numbers."
         )
-    least, most = int(labels.min()), int(labels.max())
+    least, most = labels.aminmax()
     if least < 0 or most >= target.n_labels:
         raise UserError(
             f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} has, but the texts of "
             f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
         )
+
+
+# ---------------------------------------------------------------------- losses and answers
+
+
+def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> Tensor:
+    """Select each unit's logits, (U, C) float32, in the order of the texts' classes.
+
+    Args:
+        logits: of the head on the batch, (B, C) or (B, T, C).
+        targets: the units.
+        groups: see `in_data_order`.
+    """
+    rows = logits.flatten(0, -2).index_select(0, targets.index)
+    return in_data_order(rows.float(), groups)
+
+
+def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
+    """Return cross-entropies in nats, or the squared errors of numbers: chosen logits (..., U, C) -> (..., U)."""
+    answer = targets.answer
+    if answer.is_floating_point():
+        return (logits[..., 0].float() - answer).square()
+    lead = logits.shape[:-1]
+    answer = answer.expand(lead).reshape(-1)
+    losses = cross_entropy(logits.flatten(0, -2), answer, reduction="none")
+    return losses.view(lead)
+
+
+def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
+    """The loss of distillation (Hinton, Vinyals and Dean 2015): T² KL(softmax(own / T) ‖ softmax(logits / T)).
+
+    Args:
+        logits: (..., C) logits of the model that learns.
+        own: (..., C) logits of the model that it matches.
+        temperature: T.
+
+    Returns:
+        (...) in nats.
+    """
+    learning = (logits / temperature).log_softmax(-1)
+    matched = (own / temperature).log_softmax(-1)
+    kl = kl_div(learning, matched, reduction="none", log_target=True)
+    return temperature**2 * kl.sum(-1)
+
+
+class UnitAnswers(NamedTuple):
+    """The answers to U units of a batch, without the logits: those of a language model would fill the memory.
+
+    Attributes:
+        loss: (..., U) cross-entropy in nats, or the squared error of a number.
+        correct: (..., U) 1 where the answer is the right one; NaN of numbers.
+        answer: (..., U) float64, the class, token or number.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    answer: Tensor
+
+
+def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
+    """Score the answer to each unit by chosen logits (..., U, C); NaN where they are not finite: there is no answer."""
+    found = _from_logits(logits.float(), targets)
+    return _scored(targets, *found)
+
+
+def batch_answers(
+    logits: Tensor, targets: Targets, groups: ClassMap | None = None
+) -> UnitAnswers:
+    """Score the `chosen` logits as `unit_answers` does, in parts: no second copy of a batch's logits is ever held.
+
+    Args:
+        logits: of the head, (B, C) or (B, T, C).
+        targets: the units.
+        groups: see `in_data_order`.
+    """
+    on_cpu = logits.device.type == "cpu"
+    units = max(1, PART[on_cpu] // logits.shape[-1])
+    parts = []
+    for part in targets.split(units):
+        parts.append(_from_logits(chosen(logits, part, groups), part))
+    found = map(torch.cat, zip(*parts, strict=True))
+    return _scored(targets, *found)
+
+
+def _from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, answers and least logits, each (..., U), by chosen logits (..., U, C)."""
+    loss, least = unit_losses(logits, targets), logits.amin(-1)
+    if targets.answer.is_floating_point():
+        return loss, logits[..., 0].double(), least
+    if logits.device.type == "cpu":  # where NumPy is ten times as fast
+        likeliest = logits.detach().numpy().argmax(-1)
+        return loss, torch.as_tensor(likeliest), least
+    return loss, logits.argmax(-1), least
+
+
+def _scored(
+    targets: Targets, loss: Tensor, answer: Tensor, least: Tensor
+) -> UnitAnswers:
+    """Score the answers to all units at once: many small steps for every part would take longer than its logits."""
+    # a logit of NaN or +inf makes the loss NaN
+    finite = least.isfinite() & ~loss.isnan()
+    known = torch.where(finite, 1.0, torch.nan)
+    if targets.answer.is_floating_point():
+        correct = torch.full_like(known, torch.nan)
+    else:
+        correct = (answer == targets.answer) * known
+    return UnitAnswers(loss * known, correct, answer.double() * known)
+
+
+def agreement(answer: Tensor, own: Tensor) -> Tensor:
+    """Return 1 where an answer is the one that a model gives by itself, else 0; NaN where there is no answer."""
+    same = (answer == own).float()
+    return same.where(~answer.isnan(), torch.nan)
