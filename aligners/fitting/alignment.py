@@ -49,14 +49,9 @@ logger = logging.getLogger(__name__)
 
 # Figures of a report on held-out and on fitting rows.
 HELD_OUT = (
-    "mse",
-    "l2",
-    "relative_error",
-    "fvu",
-    "fvu_unseen",
+    *("mse", "l2", "relative_error", "fvu", "fvu_unseen"),
     *FAR_COLUMNS.values(),
-    "fvu_inverse",
-    "round_trip",
+    *("fvu_inverse", "round_trip"),
 )
 FITTING = ("mse", "relative_error", "fvu")
 FORMAT = 4  # of what is added to a checkpoint of Lightning
@@ -72,10 +67,10 @@ DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {
 class Alignment(BankTraining):
     """Fits aligners on paired activations; each sees the same rows in the same order.
 
-    A fit has two phases. The moments of the fitting texts are read first, over all ranks: they solve every closed form
-    and give every trained aligner its scaling and its starting point. Then come gradient steps, as ordinary epochs;
-    without anything to train there are none. The frozen models live in the data module: they are never in train mode
-    and never in a checkpoint. A test measures the maps from X to Y on the held-out and on as many fitting texts.
+    A fit has two phases. First it reads the moments of the fitting texts, over all ranks: they solve every closed form
+    and give every trained aligner its scaling and its starting point. Then come gradient steps, as ordinary epochs, if
+    there is anything to train. The frozen models live in the data module: they are never in train mode and never in a
+    checkpoint. A test measures the maps from X to Y on the held-out texts and on as many fitting texts.
 
     Attributes:
         rows: of the report, after a test.
@@ -86,16 +81,16 @@ class Alignment(BankTraining):
         both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one needs no second
             map.
         optimizer: one optimiser for all trained aligners. Its learning rate is for matrices of up to 64 inputs; wider
-            matrices get proportionally less, so the rate need not change with the width. With fewer than
-            256 rows a step, as of `mean` rows, that of invertible networks is in proportion to their number.
+            matrices get proportionally less, so the rate need not change with the width. With fewer than 256 rows a
+            step, as with `mean` rows, the rate of invertible networks is proportional to the number of rows.
         schedule: how the learning rate changes over the training steps: constant, linear, cosine, one_cycle or
             trapezoid.
-        averaging: whether maps are the average of the weights of all steps, in which later ones count more.
+        averaging: whether maps are the average of the weights of all steps, in which later steps count more.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
             takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and
             `trainer.max_steps` take precedence.
         most_steps: upper limit on the steps that `rows` may take; with `mean` rows a step has few rows.
-        warmup: share of the steps over which the learning rate rises; above 0, it rises over 100 steps at least, and
+        warmup: share of the steps over which the learning rate rises. Above 0, it rises over at least 100 steps, and
             stays below its peak in a run too short for that.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
         products: precision of the networks' matrix products while they train: float32; tf32, on GPUs only; or bfloat16.
@@ -123,7 +118,7 @@ class Alignment(BankTraining):
         seed: int = 0,
     ) -> None:
         super().__init__(optimizer, schedule, warmup, gradient_clip, seed, averaging)
-        self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
+        self.factories = dict(aligners or DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
         check_known(get_args(Products), products=products)
@@ -157,8 +152,9 @@ class Alignment(BankTraining):
             self._take_over(self._adopted)
         elif not self.fits():
             self.build(len(reader.sites), *reader.widths)
-        if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
-            # data-parallel training refuses a module without any parameter; `on_fit_start` removes it
+        several = self.trainer.world_size > 1
+        if stage == "fit" and several and not self.trained():
+            # DDP refuses a module without any parameter; `on_fit_start` removes it
             self.unused = nn.Parameter(torch.zeros(()))
 
     def adopt(self, stored: StoredBank) -> None:
@@ -176,15 +172,17 @@ class Alignment(BankTraining):
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Build all banks."""
         for fit in self.made(sites, d_x, d_y):
-            cast(nn.ModuleDict, self.maps[fit.route])[fit.name] = fit.aligner
+            banks = cast(nn.ModuleDict, self.maps[fit.route])
+            banks[fit.name] = fit.aligner
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
-        """Build the banks for this number of site pairs and these widths, each from the same seed, and keep none."""
+        """Build banks of this size without keeping them, all from the same seed."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
             yield Fit(name, FORWARD, aligner)
             if self.both_directions and not aligner.bijective:
-                yield Fit(name, BACKWARD, seeded(factory, self.seed, sites, d_y, d_x))
+                backward = seeded(factory, self.seed, sites, d_y, d_x)
+                yield Fit(name, BACKWARD, backward)
 
     def fits(self) -> list[Fit]:
         """Every aligner of the run, in a stable order."""
@@ -212,10 +210,9 @@ class Alignment(BankTraining):
         read = partial(moments_of_states, self.stream, self.moment_rows)
         moments = read(reading=self.reading)["maps"]
         validation = None
-        if any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
-            validation = read("validation")[
-                "maps"
-            ]  # on which a ridge chooses its strength
+        kinds = [type(fit.aligner) for fit in self.fits()]
+        if Ridge in kinds:  # which chooses its strength on them
+            validation = read("validation")["maps"]
         self.fit_moments(moments, validation)
         if self.trainer.is_global_zero:
             for caution in few_rows(moments):
@@ -231,10 +228,10 @@ class Alignment(BankTraining):
         Raises:
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
-        for fit in track(
-            self.fits(), "Solving", disable=hidden(attached_trainer(self))
-        ):
-            fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
+        quiet = hidden(attached_trainer(self))
+        for fit in track(self.fits(), "Solving", disable=quiet):
+            own = fit.moments(moments, validation)
+            fit_map(fit.name, fit.aligner, *own)
         self.moments = moments
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -250,52 +247,61 @@ class Alignment(BankTraining):
     def on_train_start(self) -> None:
         """Validate the starting point, which training has to beat. A run of closed forms ends there."""
         steps = self.trainer.estimated_stepping_batches
-        rows = int(cast(Moments, self.moments).n) / int(
-            self.trainer.num_training_batches
-        )
+        moments = cast(Moments, self.moments)
+        rows = int(moments.n) / int(self.trainer.num_training_batches)
         if steps == math.inf:
-            steps = min(math.ceil(self.rows_to_train / rows), self.most_steps)
+            wanted = math.ceil(self.rows_to_train / rows)
+            steps = min(wanted, self.most_steps)
         self.begin(int(steps), self.validated_at, rows=rows)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Take one step of every aligner at every site, or one for each part of the batch."""
         for part in range(self.parts):
-            self._take_step(*self.part_of(batch, part), last=part + 1 == self.parts)
+            x, y = self.part_of(batch, part)
+            last = part + 1 == self.parts
+            self._take_step(x, y, last)
 
     def part_of(self, batch: PairedBatch, part: int) -> tuple[Tensor, Tensor]:
         """The rows of a part of a batch; 0: of all that there are."""
         return self.rows_of(batch)
 
     def _take_step(self, x: Tensor, y: Tensor, last: bool) -> None:
-        cast(Any, self.optimizers()).zero_grad(set_to_none=True)
+        optimizer = cast(Any, self.optimizers())
+        optimizer.zero_grad(set_to_none=True)
         with self.site_steps.step():
-            losses = self._step_along(x, y, last)
+            losses = self._backward(x, y)
+            self._clip(losses)
+            self.step(last)
         if last and self.logs_now:
             for fit, loss in losses.items():
                 alive = self.divergence.step[fit.key] == 0
-                self._log("step", fit, "loss", loss.where(alive, torch.nan))
+                shown = loss.where(alive, torch.nan)
+                self._log("step", fit, "loss", shown)
 
-    def _step_along(self, x: Tensor, y: Tensor, last: bool) -> dict[Fit, Tensor]:
-        """Take a step of the optimiser, and return the losses (S,) of all ranks."""
+    def _backward(self, x: Tensor, y: Tensor) -> dict[Fit, Tensor]:
+        """Compute the gradients of the rows of all ranks, and return the losses (S,) on them."""
         count = x.shape[1]
         # averaged over ranks, the gradient is then that of all rows
         share = torch.full((), float(count), device=self.device)
         share = share / mean_count(self.trainer, count, self.device)
         fits = self.trained()
+        losses = []
         with products_in(self.products):
-            losses = [fit.aligner.loss(*fit.orient(x, y)) for fit in fits]
-            self.manual_backward(
-                share * torch.stack([loss.sum() for loss in losses]).sum()
-            )
+            for fit in fits:
+                source, target = fit.orient(x, y)
+                losses.append(fit.aligner.loss(source, target))
+            sums = torch.stack([loss.sum() for loss in losses])
+            self.manual_backward(share * sums.sum())
         detached = torch.stack([loss.detach() for loss in losses])
         of_all = mean_over_ranks(self.trainer, share * detached)
-        for fit, loss in zip(fits, of_all, strict=True):
-            watch = partial(
-                self.divergence.watch, fit.key, loss, step=self.global_step + 1
-            )
-            clip_per_site(fit.aligner, self.gradient_clip, watch)
-        self.step(last)
         return dict(zip(fits, of_all, strict=True))
+
+    def _clip(self, losses: dict[Fit, Tensor]) -> None:
+        """Clip the gradients of each site, and set those of sites that diverged to zero."""
+        step = self.global_step + 1
+        for fit, loss in losses.items():
+            watch = partial(self.divergence.watch, fit.key, loss, step=step)
+            clip_per_site(fit.aligner, self.gradient_clip, watch)
 
     def on_train_epoch_end(self) -> None:
         """Check the states of the last batch as well."""
@@ -309,9 +315,10 @@ class Alignment(BankTraining):
         self._far_errors: dict[tuple[str, Fit], FarErrors] = {}
         self._drawn: dict[str, HeldOutRows] = {}  # for retrieval, by route
         if self.trainer.state.fn == "validate":
+            sites = len(self.places)
             for fit in self.fits():
                 d_x, d_y = fit.orient(*self.stream.reader.widths)
-                rows = HeldOutRows(len(self.places), d_x, d_y, self.seed, self.device)
+                rows = HeldOutRows(sites, d_x, d_y, self.seed, self.device)
                 self._drawn.setdefault(fit.route, rows)
 
     on_test_epoch_start = on_validation_epoch_start
@@ -321,10 +328,11 @@ class Alignment(BankTraining):
         x, y = self.rows_of(batch)
         for fit in fits:
             if (split, fit) not in self._errors:
-                self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
-            self._errors[split, fit].update(
-                fit.aligner, *fit.orient(x, y), batch.rows.unseen
-            )
+                errors = MapErrors(*self.means(fit))
+                self._errors[split, fit] = errors.to(self.device)
+            errors = self._errors[split, fit]
+            source, target = fit.orient(x, y)
+            errors.update(fit.aligner, source, target, batch.rows.unseen)
         if batch.counterpart is not None:
             self._measure_beside(split, fits, batch.counterpart)
 
@@ -336,10 +344,11 @@ class Alignment(BankTraining):
         for fit in fits:
             source, target = fit.orient(x, y)
             if (split, fit) not in self._far_errors:
-                self._far_errors[split, fit] = FarErrors(self.means(fit)[1]).to(
-                    self.device
-                )
-            self._far_errors[split, fit].update(fit.aligner(source), target)
+                _, mean = self.means(fit)
+                errors = FarErrors(mean)
+                self._far_errors[split, fit] = errors.to(self.device)
+            mapped = fit.aligner(source)
+            self._far_errors[split, fit].update(mapped, target)
 
     def _figures(self, split: str, fit: Fit) -> dict[str, Tensor]:
         """All errors of an aligner on a split, (S,) each."""
@@ -347,21 +356,24 @@ class Alignment(BankTraining):
         beside = None
         if (split, fit) in self._far_errors:
             beside = self._far_errors[split, fit].compute()
-        return figures | far_columns(self.stream.far_rows, beside, figures["fvu"])
+        columns = far_columns(self.stream.far_rows, beside, figures["fvu"])
+        return figures | columns
 
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
+        """Errors of every aligner on one batch; of closed forms only in a fit's first validation."""
         if self.moments is None:
             raise UserError(
                 "Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`."
             )
         if dataloader_idx == 0:
             self._draw(batch)
-        again = self.trainer.state.fn == "fit" and self.validated_at is not None
-        fits = self.trained() if again else self.fits()
-        self._measure(("validation", "train")[dataloader_idx], fits, batch)
+        fits = self.fits()
+        if self.trainer.state.fn == "fit" and self.validated_at is not None:
+            fits = self.trained()
+        splits = ("validation", "train")
+        self._measure(splits[dataloader_idx], fits, batch)
 
     def _draw(self, batch: PairedBatch) -> None:
         """Keep rows of a batch for retrieval, if the validation draws any."""
@@ -394,21 +406,22 @@ class Alignment(BankTraining):
         self._retrieve()
 
     def _retrieve(self) -> None:
-        """Score every map by retrieval, if this is no validation of a fit."""
+        """Score every map by retrieval, if rows were drawn: in a validation that is not part of a fit."""
+        if not self._drawn:
+            return
         rows = {route: drawn.end() for route, drawn in self._drawn.items()}
-        scored = [fit for fit in self.fits() if fit.route in rows]
-        for fit in track(
-            scored, "Retrieval", disable=not scored or hidden(self.trainer)
-        ):
-            columns = self._drawn[fit.route].columns(fit.aligner(rows[fit.route]))
+        for fit in track(self.fits(), "Retrieval", disable=hidden(self.trainer)):
+            mapped = fit.aligner(rows[fit.route])
+            columns = self._drawn[fit.route].columns(mapped)
             self.validation_figures[fit] |= columns
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
         """Sites that no longer train, whose figures an earlier validation of this fit has logged."""
-        if self.trainer.state.fn != "fit" or fit.key not in self.divergence.step:
+        diverged = self.divergence.step.get(fit.key)
+        if self.trainer.state.fn != "fit" or diverged is None:
             return []
-        steps = self.divergence.step[fit.key].tolist()
-        return [s for s, step in enumerate(steps) if 0 < step <= (before or 0)]
+        stopped = (diverged > 0) & (diverged <= (before or 0))
+        return stopped.nonzero().flatten().tolist()
 
     def criteria(self) -> dict[str, Tensor]:
         """The criterion of the last validation for each trained bank, (S,): lower is better."""
@@ -429,12 +442,13 @@ class Alignment(BankTraining):
         known: Sequence[int] = (),
     ) -> None:
         """Log a figure (S,) of all sites but those that are known."""
-        name = fit.name if fit.route == FORWARD else f"{fit.name}_backward"
-        sites = {
-            site: values[s]
-            for s, site in enumerate(self.site_names())
-            if s not in known
-        }
+        name = fit.name
+        if fit.route == BACKWARD:
+            name = f"{name}_backward"
+        sites = {}
+        for s, site in enumerate(self.site_names()):
+            if s not in known:
+                sites[site] = values[s]
         self.log_sites(f"{split}/{name}", figure, sites)
 
     # ------------------------------------------------------------------ the errors on held-out texts
@@ -443,8 +457,11 @@ class Alignment(BankTraining):
         self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Errors of every aligner from X to Y on one batch."""
-        fits = [fit for fit in self.fits() if fit.route == FORWARD]
-        self._measure(self.stream.splits[dataloader_idx], fits, batch)
+        split = self.stream.splits[dataloader_idx]
+        self._measure(split, self._fits_forward(), batch)
+
+    def _fits_forward(self) -> list[Fit]:
+        return [fit for fit in self.fits() if fit.route == FORWARD]
 
     def on_test_epoch_end(self) -> None:
         """One row of a report for every map and place."""
@@ -452,35 +469,33 @@ class Alignment(BankTraining):
         cautions = few_rows(cast(Moments, self.moments))
         self.meta = {**self.stream.describe(), "split": "test", "cautions": cautions}
         self.rows: list[dict[str, Any]] = []
-        for fit in dict.fromkeys(fit for _, fit in self._errors):
+        sites = len(self.places)
+        for fit in self._fits_forward():
             held_out = self._figures("test", fit)
             fitting = self._figures("fit", fit)
             figures: dict[str, Any] = {name: held_out[name] for name in HELD_OUT}
-            figures["mse_reduced"] = reduced_mse(fit.aligner, len(self.places))
+            figures["mse_reduced"] = reduced_mse(fit.aligner, sites)
             for name in FITTING:
                 figures[f"{name}_fit"] = fitting[name]
-            training = outcomes(self.training_record.get(fit.key), len(self.places))
-            self.rows += error_rows(
-                self.places, fit.name, fit.aligner, training, figures
-            )
+            training = outcomes(self.training_record.get(fit.key), sites)
+            rows = error_rows(self.places, fit.name, fit.aligner, training, figures)
+            self.rows += rows
 
     # ------------------------------------------------------------------ checkpoints
 
     def has_begun(self) -> bool:
         """Whether moments were read; each of several ranks has its own, and would begin anew."""
-        return self.moments is not None or (
-            self.reading.batches > 0 and self.trainer.world_size == 1
-        )
+        if self.moments is not None:
+            return True
+        return self.reading.batches > 0 and self.trainer.world_size == 1
 
     def stored(self) -> StoredBank:
         """Return the maps as they are now, with what another process needs to use them."""
+        turned = [(j, i) for i, j in self.sites]
         return StoredBank(
             command="fit",
             maps={route: self.banks_of(route) for route in self.maps},
-            pairs={
-                FORWARD: list(self.sites),
-                BACKWARD: [(j, i) for i, j in self.sites],
-            },
+            pairs={FORWARD: list(self.sites), BACKWARD: turned},
             data=self.data,
             data_config=self.data_config,
             moments=self.moments,
@@ -497,9 +512,8 @@ class Alignment(BankTraining):
         if self.moments is None:
             reading = self.reading.state()
         else:
-            moments = {
-                name: value.cpu() for name, value in self.moments._asdict().items()
-            }
+            for name, value in self.moments._asdict().items():
+                moments[name] = value.cpu()
         checkpoint[ALIGNMENT] = {
             "format": FORMAT,
             "moments": moments,
@@ -519,9 +533,7 @@ class Alignment(BankTraining):
             "least_rise": LEAST_RISE,
             "products": self.products,
         }
-        if (
-            self.averaging
-        ):  # checkpoints of earlier versions, which have none, can be gone on from
+        if self.averaging:  # else absent, as in checkpoints of earlier versions
             options["averaging"] = True
         return options
 
@@ -529,21 +541,19 @@ class Alignment(BankTraining):
         """Take the moments back.
 
         Raises:
-            ValueError: the checkpoint was fitted on other models, or counts its epochs in another way; to go on from
-                it, data or options differ.
+            ValueError: the checkpoint was fitted on other models, or is of another version; or the run is to go on
+                from it with other data or options.
         """
         stored = checkpoint[ALIGNMENT]
         if stored.get("format") != FORMAT:
             raise UserError(
-                f"Expected a checkpoint of this version. The checkpoint {self.trainer.ckpt_path} is of another: resume "
-                "it with that, or fit anew."
+                f"Expected a checkpoint of this version, but {self.trainer.ckpt_path} is of another: resume it with "
+                "that, or fit anew."
             )
         self.resume(checkpoint, stored)
         if stored["moments"]:
-            sums = {
-                name: value.to(self.device) for name, value in stored["moments"].items()
-            }
-            self.moments = Moments(**sums)
+            moments = Moments(**stored["moments"])
+            self.moments = Moments(*[part.to(self.device) for part in moments])
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record = stored["training"]

@@ -1,4 +1,4 @@
-"""Gradient steps of banks: at which rates, with which clipping, averaged, and what stops a site that diverges."""
+"""Gradient steps of banks: learning rates, clipping, averaging, and what stops a site that diverges."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -31,9 +31,9 @@ def make_optimizer(
     """Make one optimiser for all aligners, whose step changes a matrix equally at any width.
 
     A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that
-    moves an output n times as far, while the entries themselves are of size 1/√n: one rate that suits width 64 makes
+    moves an output n times as far, while the entries themselves are of size 1/√n: a rate that suits width 64 makes
     width 768 diverge. So the rate of a matrix with n inputs is divided by n / 64; biases, and matrices with 64 inputs
-    or fewer, keep the full rate. The step of SGD follows the gradient, and its rate is left alone.
+    or fewer, keep the full rate. The step of SGD follows the gradient, so its rate stays as it is.
 
     Reference: Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Table 3: under Adam the rate of hidden weights
     goes with 1/fan-in, under SGD it does not.
@@ -48,13 +48,18 @@ def make_optimizer(
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for aligner in aligners:
         for name, parameter in aligner.named_parameters():
-            if parameter.requires_grad:
-                share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
-                groups.setdefault((share, aligner.bijective), []).append(parameter)
+            if not parameter.requires_grad:
+                continue
+            inputs = aligner.fan_in(name, parameter)
+            share = min(1.0, REFERENCE_WIDTH / inputs)
+            alike = groups.setdefault((share, aligner.bijective), [])
+            alike.append(parameter)
     if not groups:
         return None
+
     optimizer = factory([{"params": parameters} for parameters in groups.values()])
-    for (share, bijective), group in zip(groups, optimizer.param_groups, strict=True):
+    made = optimizer.param_groups
+    for (share, bijective), group in zip(groups, made, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
             group["by_rows"] = bijective
@@ -83,15 +88,18 @@ def schedule_factor(
             (Smith and Topin 2017), its momentum left alone.
         steps: all training steps.
         warmup: share of them over which the factor rises to 1; 0: it does not rise.
-        least_rise: number of steps over which the factor rises at least. A run that is too short for that takes the
-            smaller of rise and fall, and does not reach 1.
+        least_rise: fewest steps over which the factor rises. A run that is too short for them takes the smaller of
+            rise and fall, and does not reach 1.
     """
     check_known(get_args(Schedule), schedule=schedule)
     rising = warmup * steps
-    slowly = max(rising, least_rise if warmup else 0)
+    slowly = rising
+    if warmup:
+        slowly = max(rising, least_rise)
 
     def fall(step: int) -> float:
-        done = min(1.0, max(0.0, step - rising) / max(1.0, steps - rising))
+        after = max(0.0, step - rising)
+        done = min(1.0, after / max(1.0, steps - rising))
         if schedule == "constant":
             return 1.0
         if schedule == "linear":
@@ -117,26 +125,28 @@ def learning_rates(
     rows: float | None,
     done: int = 0,
 ) -> LambdaLR:
-    """The learning rates along a `schedule_factor`, which follow from the steps done: no checkpoint needs to hold them.
+    """The learning rates along a `schedule_factor`; they follow from the steps done, so no checkpoint holds them.
 
-    Adam's step has its full size even where the gradient is noise, as more of it is the fewer rows a step has. With
-    fewer than `FULL_RATE_ROWS` the rate of bijective maps is in proportion to them; the step of SGD follows the
-    gradient.
+    Adam takes steps of full size even where the gradient is noise, and the fewer rows a step has, the more of it is
+    noise. With fewer than `FULL_RATE_ROWS` rows the rate of bijective maps is proportional to their number. The step of
+    SGD follows the gradient.
 
     Args:
         optimizer: whose rates.
         course: the factor by step.
         rows: of a step; None: the rate does not depend on them.
-        done: steps that were taken.
+        done: steps taken so far.
     """
-    share = 1.0 if rows is None else min(1.0, rows / FULL_RATE_ROWS)
+    share = 1.0
+    if rows is not None:
+        share = min(1.0, rows / FULL_RATE_ROWS)
 
     def by_rows(step: int) -> float:
         return share * course(step)
 
-    courses = [
-        by_rows if group.get("by_rows") else course for group in optimizer.param_groups
-    ]
+    courses = []
+    for group in optimizer.param_groups:
+        courses.append(by_rows if group.get("by_rows") else course)
     return LambdaLR(optimizer, courses, done - 1)
 
 
@@ -158,18 +168,22 @@ def clip_per_site(
     for name, parameter in bank.named_parameters():
         if parameter.grad is not None:
             gradients.append((parameter.grad, bank.places(name)))
+
     norms = gradients[0][0].new_zeros(bank.sites)
     for gradient, places in gradients:
         norms[places] += gradient.flatten(1).square().sum(1)
     norms = norms.sqrt()
+
     factor = torch.ones_like(norms)
     if largest:
         factor = (largest / (norms + 1e-12)).clamp(max=1)
-    kept = torch.ones_like(norms, dtype=torch.bool) if alive is None else alive(norms)
+    stopped = torch.zeros_like(norms, dtype=torch.bool)
+    if alive is not None:
+        stopped = ~alive(norms)
     for gradient, places in gradients:
-        each = -1, *[1] * (gradient.ndim - 1)
-        scaled = gradient * factor[places].view(each)
-        gradient.copy_(torch.where(kept[places].view(each), scaled, 0))
+        each = [-1] + [1] * (gradient.ndim - 1)
+        gradient.mul_(factor[places].view(each))
+        gradient.masked_fill_(stopped[places].view(each), 0)
     return norms
 
 
@@ -182,9 +196,9 @@ HARMLESS = 2.0
 class Divergence:
     """Which sites of some banks have diverged, and when.
 
-    A site diverges where its loss or its gradient is not finite, or its loss exceeds both ten times that of its first
-    step and 2 (a map that answers the mean has 1, or 2 both ways). From then on its gradient is zero; nothing
-    else is done to it here. Every rank has to see the same losses and gradients.
+    A site diverges where its loss or its gradient is not finite, or where its loss exceeds both 2 and ten times that of
+    its first step (a map that answers the mean has 1, or 2 both ways). From then on its gradient is zero; nothing else
+    is done to it here. Every rank has to see the same losses and gradients.
 
     Attributes:
         step: bank -> (S,) the step, counted from 1, at which a site diverged; 0 while it has not.
@@ -222,20 +236,21 @@ class Divergence:
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Restore the state from a checkpoint."""
-        self.step = {bank: value.to(device) for bank, value in state["step"].items()}
-        self._first = {bank: value.to(device) for bank, value in state["first"].items()}
+        for bank, step in state["step"].items():
+            self.step[bank] = step.to(device)
+            self._first[bank] = state["first"][bank].to(device)
 
 
 class SiteSteps:
     """Takes the steps of an optimiser, and leaves in the parameters the average of the weights of all steps.
 
-    A step of Adam has one size, however small the gradient is, so the weights move about what they have learned. Their
-    average is nearer to it:
+    A step of Adam has one size, however small the gradient is, so the weights keep moving around what they have
+    learned. Their average is nearer to it:
 
         m_t = (1 − 3 / (t + 2)) m_(t−1) + 3 / (t + 2) w_t,
 
-    in which the weights of step t count about in proportion to t². Between steps the parameters hold this average, so
-    whatever reads them, as validations and checkpoints do, reads that; the last weights are in the optimiser's state.
+    in which the weights of step t count roughly in proportion to t². Between steps the parameters hold this average:
+    validations and checkpoints read it. The last weights are in the optimiser's state.
 
     Reference: Shamir and Zhang 2013, "Stochastic Gradient Descent for Non-smooth Optimization", arXiv 1212.1824,
     section 3 (polynomial-decay averaging, with η = 2).
@@ -255,12 +270,14 @@ class SiteSteps:
     ) -> None:
         self.optimizer = optimizer
         self.averaged = averaged
-        self.shares: dict[nn.Parameter, Tensor] = {}
+        self.shares: dict[Tensor, Tensor] = {}
         for aligner in aligners:
             for name, parameter in aligner.named_parameters():
                 share = aligner.rate_share(name)
-                if share is not None and bool((share < 1).any()):
-                    self.shares[parameter] = share.view(-1, *[1] * (parameter.ndim - 1))
+                if share is None or bool((share == 1).all()):
+                    continue
+                ones = [1] * (parameter.ndim - 1)
+                self.shares[parameter] = share.view(-1, *ones)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -279,32 +296,26 @@ class SiteSteps:
             if self.averaged:
                 self._hold_mean(means)
 
-    def _hold_last(self) -> dict[nn.Parameter, Tensor]:
+    def _hold_last(self) -> dict[Tensor, Tensor]:
         """Put the last weights into the parameters, and return the averages that they held."""
-        means: dict[nn.Parameter, Tensor] = {}
-        for parameter in self._parameters():
-            if (
-                parameter in self.optimizer.state
-                and LAST in self.optimizer.state[parameter]
-            ):
+        means: dict[Tensor, Tensor] = {}
+        for parameter, state in self.optimizer.state.items():
+            if LAST in state:
                 means[parameter] = parameter.data
-                parameter.data = self.optimizer.state[parameter][LAST]
+                parameter.data = state[LAST]
         return means
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
-
-    def _hold_mean(self, means: dict[nn.Parameter, Tensor]) -> None:
+    def _hold_mean(self, means: dict[Tensor, Tensor]) -> None:
         """Move the averages towards the weights that the parameters have now, and put them into the parameters."""
         for group in self.optimizer.param_groups:
             group[COUNT] = group.get(COUNT, 0) + 1
+            share = 3 / (group[COUNT] + 2)
             for parameter in group["params"]:
                 last = parameter.data
                 mean = means.get(parameter)
                 if mean is None:  # after the first step
                     mean = last.clone()
                 else:
-                    mean.lerp_(last, 3 / (group[COUNT] + 2))
+                    mean.lerp_(last, share)
                 self.optimizer.state[parameter][LAST] = last
                 parameter.data = mean
