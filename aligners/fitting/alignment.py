@@ -22,6 +22,7 @@ from aligners.fitting.map_errors import (
     FAR_COLUMNS,
     FarErrors,
     MapErrors,
+    Row,
     error_rows,
     far_columns,
 )
@@ -468,7 +469,7 @@ class Alignment(BankTraining):
         self.stream.reader.check.flush()
         cautions = few_rows(cast(Moments, self.moments))
         self.meta = {**self.stream.describe(), "split": "test", "cautions": cautions}
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         sites = len(self.places)
         for fit in self._fits_forward():
             held_out = self._figures("test", fit)

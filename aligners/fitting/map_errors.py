@@ -14,6 +14,8 @@ from aligners.fitting.training_status import how_fitted
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import DoubleMetric
 
+Row = dict[str, Any]  # of a report, by column
+
 
 class Way(NamedTuple):
     """A map, and the map back that belongs to it, if there is one."""
@@ -50,13 +52,13 @@ def parameters_of(aligner: Aligner) -> int:
     return sum(weight[0].numel() for weight in aligner.parameters())
 
 
-def columns_of(place: Place) -> dict[str, Any]:
+def columns_of(place: Place) -> Row:
     """The columns of a report that say where a row is from."""
     return {
-        **{
-            name: getattr(place, name)
-            for name in ("model_x", "model_y", "site_x", "site_y")
-        },
+        "model_x": place.model_x,
+        "model_y": place.model_y,
+        "site_x": place.site_x,
+        "site_y": place.site_y,
         **place.about,
     }
 
@@ -67,7 +69,7 @@ def error_rows(
     aligner: Aligner,
     training: Sequence[str | None],
     figures: Mapping[str, Any],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
     about = {
         "method": method,
@@ -295,7 +297,7 @@ class TypeErrors(DoubleMetric):
         """The number of rows of each type, and the sums of their errors at each site: (1 + S, types)."""
         return self.sums
 
-    def table(self, sites: Sequence[Any]) -> list[dict[str, Any]]:
+    def table(self, sites: Sequence[Any]) -> list[Row]:
         """The types with the largest mean error at each site, and how many times the mean error of all rows it is."""
         rows, *sums = self.compute().cpu()
         found = []

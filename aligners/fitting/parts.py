@@ -1,4 +1,4 @@
-"""Training a bank that does not fit in memory in parts: ordinary runs of a few sites each, joined at the end."""
+"""Training in parts, for a bank that does not fit in memory: runs of a few sites each, joined at the end."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +23,7 @@ from aligners.fitting.saved_bank import (
 from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
 
+Maps = dict[str, dict[str, Aligner]]  # route -> name -> bank
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses
 
@@ -36,17 +37,16 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
         d_y: width of Y's states.
         rows: most rows in a step.
     """
-    total = (
-        3 * 8 * (d_x * d_x + d_y * d_y + d_x * d_y)
-    )  # moments: the sums, their reset, the result
+    products = d_x * d_x + d_y * d_y + d_x * d_y
+    total = 3 * 8 * products  # moments: the sums, their reset, the result
     for fit in module.made(1, d_x, d_y):
         total += _bytes(fit.aligner, rows)
     return total
 
 
 def _bytes(aligner: Aligner, rows: int) -> int:
-    weights = sum(weight.numel() for weight in aligner.parameters())
-    buffers = sum(buffer.numel() for buffer in aligner.buffers())
+    weights = sum(map(torch.numel, aligner.parameters()))
+    buffers = sum(map(torch.numel, aligner.buffers()))
     activations = 0  # what the backward pass needs
     for part in aligner.modules():
         if isinstance(part, BankLinear):
@@ -86,15 +86,12 @@ def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
 
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
     """A new folder for a part of a run, and its newest file of maps and last.ckpt, or None where there is none."""
-    tries = sorted(
-        folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2])
-    )
+    found = folder.glob(f"part-{number}-*")
+    tries = sorted(found, key=lambda path: int(path.name.split("-")[2]))
     done = resumable = None
     for path in tries:
-        for name in (
-            "aligners.ckpt",
-            "aligners.safetensors",
-        ):  # the first in earlier versions
+        # the first in earlier versions
+        for name in ("aligners.ckpt", "aligners.safetensors"):
             if (path / name).is_file():
                 done = path / name
         if (path / "last.ckpt").is_file():
@@ -121,7 +118,9 @@ def check_part(
     for route, maps in part.maps.items():
         for name, bank in maps.items():
             then[f"{route}.{name}"] = kind_of(bank)
-    now = {fit.key: kind_of(fit.aligner) for fit in module.made(1, *data.reader.widths)}
+    now = {}
+    for fit in module.made(1, *data.reader.widths):
+        now[fit.key] = kind_of(fit.aligner)
 
     run = identity(data, aligners=now)
     refuse_other_models(part.data["models"], run["data"]["models"], str(file))
@@ -131,10 +130,11 @@ def check_part(
         "options": {"aligners": then},
     }
     refuse_other_run(stored, run, str(file))
-    if part.data_config["sites"] != sites:
+    before = part.data_config["sites"]
+    if before != sites:
         raise UserError(
-            f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
-            "`data.sites` and `sites_at_once` with which it was begun."
+            f"{file} has the sites {before}, but this part of the run has {sites}. Give the `data.sites` and "
+            "`sites_at_once` with which it was begun."
         )
 
 
@@ -142,30 +142,44 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.safetensors."""
     parts = [load_bank(file) for file in files]
     first = parts[0]
-    joined = replace(
-        first, path=folder / "aligners.safetensors", maps={}, pairs={}, training={}
-    )
-    joined.data = {**first.data, "sites": []}
-    sites = []  # as they were typed
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    sites = []
+    typed = []  # the sites as somebody wrote them
     for part in parts:
-        for route, pairs in part.pairs.items():
-            joined.pairs.setdefault(route, []).extend(pairs)
-        joined.data["sites"] += part.data["sites"]
-        sites.append(part.data_config["sites"])
-    joined.data_config = {**first.data_config, "sites": ",".join(sites)}
-    for route, maps in first.maps.items():
-        joined.maps[route] = {}
-        for name in maps:
-            joined.maps[route][name] = join_banks(
-                [part.maps[route][name] for part in parts]
-            )
+        for route, of_route in part.pairs.items():
+            pairs.setdefault(route, []).extend(of_route)
+        sites += part.data["sites"]
+        typed.append(part.data_config["sites"])
+    training = {}
     for key in first.training:
-        joined.training[key] = join_records([part.training[key] for part in parts])
-    joined.moments = _join_moments([cast(Moments, part.moments) for part in parts])
+        training[key] = join_records([part.training[key] for part in parts])
+
+    joined = replace(
+        first,
+        path=folder / "aligners.safetensors",
+        maps=_join_maps([part.maps for part in parts]),
+        pairs=pairs,
+        data={**first.data, "sites": sites},
+        data_config={**first.data_config, "sites": ",".join(typed)},
+        moments=_join_moments([cast(Moments, part.moments) for part in parts]),
+        training=training,
+    )
     save_bank(joined, joined.path)
     return joined
 
 
-def _join_moments(moments: Sequence[Moments]) -> Moments:
-    sums = zip(*(one[1:] for one in moments), strict=True)
-    return Moments(moments[0].n, *map(torch.cat, sums))
+def _join_maps(parts: Sequence[Maps]) -> Maps:
+    """Banks of all sites: route -> name -> bank."""
+    joined: Maps = {}
+    for route, maps in parts[0].items():
+        joined[route] = {}
+        for name in maps:
+            banks = [part[route][name] for part in parts]
+            joined[route][name] = join_banks(banks)
+    return joined
+
+
+def _join_moments(parts: Sequence[Moments]) -> Moments:
+    n = parts[0].n
+    sums = zip(*[moments[1:] for moments in parts], strict=True)
+    return Moments(n, *map(torch.cat, sums))

@@ -1,6 +1,6 @@
 """Reads the moments of the fitting texts, which every map needs before it is used or trained."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,9 @@ from aligners.models.calling import FiniteCheck
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
+# Of each bank, by name: x (S, N, d_x) and y (S, N, d_y).
+Rows = Mapping[str, tuple[Tensor, Tensor]]
+
 
 @dataclass
 class MomentsSoFar:
@@ -36,21 +39,20 @@ class MomentsSoFar:
     batches: int = 0
     metrics: dict[str, MomentsMetric] = field(default_factory=dict)
 
-    def add(self, rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Add a batch: for each bank, x (S, N, d_x) and y (S, N, d_y)."""
+    def add(self, rows: Rows) -> None:
+        """Add a batch."""
         for name, (x, y) in rows.items():
             if name not in self.metrics:
-                self.metrics[name] = MomentsMetric(len(x), x.shape[-1], y.shape[-1]).to(
-                    x.device
-                )
+                metric = MomentsMetric(len(x), x.shape[-1], y.shape[-1])
+                self.metrics[name] = metric.to(x.device)
             self.metrics[name].update(x, y)
         self.batches += 1
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for a checkpoint."""
-        sums = {
-            name: metric.moments()._asdict() for name, metric in self.metrics.items()
-        }
+        sums = {}
+        for name, metric in self.metrics.items():
+            sums[name] = metric.moments()._asdict()
         return {"batches": self.batches, "metrics": sums}
 
     @classmethod
@@ -58,14 +60,15 @@ class MomentsSoFar:
         """Restore what `state` returned."""
         reading = cls(state["batches"])
         for name, sums in state["metrics"].items():
-            reading.metrics[name] = MomentsMetric.of(Moments(**sums)).to(device)
+            metric = MomentsMetric.of(Moments(**sums))
+            reading.metrics[name] = metric.to(device)
         return reading
 
 
 def read_moments(
     trainer: pl.Trainer,
     loader: DataLoader,
-    rows: Callable[[Any], Mapping[str, tuple[Tensor, Tensor]]],
+    rows: Callable[[Any], Rows],
     check: FiniteCheck,
     batches: int,
     reading: MomentsSoFar | None = None,
@@ -73,7 +76,7 @@ def read_moments(
 ) -> dict[str, Moments]:
     """Return the moments of the paired rows that all ranks together read, exact over ranks.
 
-    After each batch `after_moments_batch` of the run's module is called, where it is a `BankTraining`.
+    After each batch `after_moments_batch` of the run's module is called, if it is a `BankTraining`.
 
     Args:
         trainer: the run's Trainer; a progress bar is shown if it has one.
@@ -82,8 +85,8 @@ def read_moments(
         check: the check by which `rows` watches the states; flushed at the end.
         batches: the most batches to read.
         reading: what was read before, to which this is added.
-        about: what decides the moments beside the loader's states, as plain values. With a store they are then kept
-            beside it, and not read again where they are there already.
+        about: what decides the moments besides the loader's states, as plain values. With a store they are then kept
+            beside it, and not read again if they are already there.
 
     Returns:
         The moments of each bank, at its S site pairs.
@@ -94,19 +97,15 @@ def read_moments(
     kept = None
     if about is not None and isinstance(loader, StoredLoader):
         # named by everything that decides what this pass gives
-        kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(
-            ".safetensors"
-        )
+        name = loader.beside("moments", {"batches": batches, **about})
+        kept = name.with_suffix(".safetensors")
         if trainer.strategy.broadcast(kept.is_file()):
             return _load(kept, trainer.strategy.root_device)
 
-    reading = MomentsSoFar() if reading is None else reading
-    left = max(min(len(loader), batches) - reading.batches, 0)
-    cast(LengthBatches, loader.sampler).skip(reading.batches)
+    if reading is None:
+        reading = MomentsSoFar()
     module = trainer.lightning_module
-    for batch in track(
-        islice(loader, left), "Reading moments", left, disable=hidden(trainer)
-    ):
+    for batch in _tracked(trainer, loader, reading.batches, batches):
         reading.add(rows(batch))
         if isinstance(module, BankTraining) and module.after_moments_batch is not None:
             module.after_moments_batch()
@@ -118,21 +117,36 @@ def read_moments(
     return moments
 
 
+def _tracked(
+    trainer: pl.Trainer, loader: DataLoader, done: int, most: int
+) -> Iterator[Any]:
+    """The first `most` batches of a loader but those that are done, with a progress bar."""
+    left = min(len(loader), most) - done
+    left = max(left, 0)
+    cast(LengthBatches, loader.sampler).skip(done)
+    quiet = hidden(trainer)
+    yield from track(islice(loader, left), "Reading moments", left, disable=quiet)
+
+
 def _load(file: Path, device: torch.device) -> dict[str, Moments]:
-    stored = nested(
-        {name: value.to(device) for name, value in load_tensors(file).items()}
-    )
-    return {name: Moments(**parts) for name, parts in stored.items()}
+    tensors = {}
+    for name, value in load_tensors(file).items():
+        tensors[name] = value.to(device)
+    moments = {}
+    for name, parts in nested(tensors).items():
+        moments[name] = Moments(**parts)
+    return moments
 
 
 def _save(file: Path, moments: Mapping[str, Moments]) -> None:
-    parts = flat({name: sums._asdict() for name, sums in moments.items()})
-    save_tensors(file, {name: value.cpu() for name, value in parts})
+    parts = {name: sums._asdict() for name, sums in moments.items()}
+    tensors = {name: value.cpu() for name, value in flat(parts)}
+    save_tensors(file, tensors)
 
 
 def moments_of_states(
     data: PairedActivations,
-    rows: Callable[[PairedBatch], Mapping[str, tuple[Tensor, Tensor]]],
+    rows: Callable[[PairedBatch], Rows],
     split: Split = "fit",
     *,
     reading: MomentsSoFar | None = None,
@@ -158,10 +172,9 @@ def moments_of_states(
     else:
         about["split"] = split
 
-    def read(texts: TextBatch) -> Mapping[str, tuple[Tensor, Tensor]]:
-        return rows(
-            trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0))
-        )
+    def read(texts: TextBatch) -> Rows:
+        batch = data.on_before_batch_transfer(texts, 0)
+        return rows(trainer.strategy.batch_to_device(batch))
 
     return read_moments(
         trainer, loader, read, data.reader.check, batches, reading, about

@@ -73,13 +73,9 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
             f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
             "Import the module that defines it first."
         )
+    size = [description[key] for key in ("sites", "d_x", "d_y")]
     with torch.random.fork_rng(devices=[]):
-        return known[name](
-            description["sites"],
-            description["d_x"],
-            description["d_y"],
-            **description["options"],
-        )
+        return known[name](*size, **description["options"])
 
 
 def restored(description: Mapping[str, Any], state: Mapping[str, Tensor]) -> Aligner:
@@ -98,27 +94,30 @@ def _precision(state: Mapping[str, Tensor]) -> torch.dtype | None:
 
 def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     """Some places of a bank as a bank of their own, frozen."""
-    description = {
-        **describe_aligner(bank),
-        "sites": len(torch.arange(bank.sites)[places]),
-    }
+    description = describe_aligner(bank)
+    description["sites"] = len(torch.arange(bank.sites)[places])
     state = {name: value[places] for name, value in bank.state_dict().items()}
-    return restored(description, state).requires_grad_(False).eval()
+    taken = restored(description, state)
+    return taken.requires_grad_(False).eval()
 
 
 def join_banks(banks: Sequence[Aligner]) -> Aligner:
     """Concatenate banks along their sites."""
-    sites = sum(bank.sites for bank in banks)
-    joined = build_aligner({**describe_aligner(banks[0]), "sites": sites})
+    description = describe_aligner(banks[0])
+    description["sites"] = sum([bank.sites for bank in banks])
+    joined = build_aligner(description)
     states = [bank.state_dict() for bank in banks]
-    whole = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    whole = {}
+    for name in states[0]:
+        whole[name] = torch.cat([state[name] for state in states])
     joined.load_state_dict(whole)
     return joined.requires_grad_(False).eval()
 
 
 def moments_at(moments: Moments, places: slice | list[int]) -> Moments:
     """Moments of some places of a bank, by their numbers."""
-    return Moments(moments.n, *(value[places] for value in moments[1:]))
+    n, *parts = moments
+    return Moments(n, *[part[places] for part in parts])
 
 
 def records_at(
@@ -152,7 +151,9 @@ Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 
 def refuse_other_models(stored: Identities, present: Identities, what: str) -> None:
-    """Compare models by what decides their states: a name may differ, as of a folder that has moved.
+    """Raise unless two runs have the same models.
+
+    Models are compared by what decides their states. Names may differ, as when a folder has moved.
 
     Args:
         stored: identities in a checkpoint, X and Y by name or all in the order of the run.
@@ -162,16 +163,18 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
     Raises:
         ValueError: they are not the same models in the same order; says which differ.
     """
-    sided = isinstance(present, Mapping)
+    sides: Sequence[str] = ()
+    if isinstance(present, Mapping):
+        sides = ("X", "Y")
+    both = zip_longest(_listed(stored), _listed(present), fillvalue=NO_MODEL)
     different = []
-    for place, (before, after) in enumerate(
-        zip_longest(_listed(stored), _listed(present))
-    ):
-        before = before or NO_MODEL
-        after = after or NO_MODEL
-        if differing(before, after):
-            side = "XY"[place] if sided and place < 2 else f"model {place}"
-            different.append(f"{side} was {listed_change(before, after)}")
+    for place, (before, after) in enumerate(both):
+        if not differing(before, after):
+            continue
+        side = f"model {place}"
+        if place < len(sides):
+            side = sides[place]
+        different.append(f"{side} was {listed_change(before, after)}")
     if different:
         raise UserError(
             f"{what} was fitted on other models: {'; '.join(different)}. Name the same models in the same order. "
@@ -200,12 +203,12 @@ class StoredBank:
         pairs: route -> site pairs (l, m) in the order of the banks.
         data: what the data module was, by its `describe()`.
         data_config: the data module's options as they were given, enough to make it again.
-        moments: of the fitting rows of route `0_1`; None where only some were read, for a start.
-        seen: the types of the fitting rows; None where types are not told apart.
+        moments: of the fitting rows of route `0_1`; None if only some rows were read, for a start.
+        seen: the types of the fitting rows; None if types are not told apart.
         fitted: hashes of the fitting and validation texts.
         training: route.name -> at which step each site was best and whether it diverged: see
             `aligners.fitting.training_status.outcomes`.
-        spread: route -> mean (S, d_y) and variance (S,) of the target's states, where they were read.
+        spread: route -> mean (S, d_y) and variance (S,) of the target's states, if they were read.
         curves: points of the learning curves of stitching layers.
         loss: weights of the loss of stitching layers.
         path: the file, the shared folder, or its name on the Hub.
@@ -242,6 +245,8 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     """Some sites of a bank, by their numbers, as a bank of their own."""
     chosen = list(sites)
     moments = bank.moments
+    if moments is not None:
+        moments = moments_at(moments, chosen)
     pairs = {}
     for route, of_route in bank.pairs.items():
         pairs[route] = [of_route[s] for s in chosen]
@@ -249,7 +254,7 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
         bank,
         maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
         pairs=pairs,
-        moments=None if moments is None else moments_at(moments, chosen),
+        moments=moments,
         training=records_at(bank.training, chosen),
     )
 
@@ -260,7 +265,7 @@ def refuse_other_bank(
     component: str,
     pairs: Mapping[str, Sequence[tuple[int, int]]],
 ) -> None:
-    """Compare the maps of a finished run with the run that is to use them.
+    """Raise unless the maps of a finished run fit the run that is to use them.
 
     Args:
         bank: the maps.
@@ -287,18 +292,18 @@ def refuse_other_bank(
             )
 
 
-FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
-DIRECTIONS = {
-    FORWARD: "forward",
-    BACKWARD: "backward",
-}  # as reports and messages call them
+# The routes between the two models of a fit, and how reports and messages call them.
+FORWARD = "0_1"
+BACKWARD = "1_0"
+DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}
 ROUTE = re.compile(r"\d+_\d+")
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
 # Attributes that JSON can hold.
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")
-# What each module adds to the checkpoint that a run goes on from.
-ALIGNMENT, STITCHING = "alignment", "stitching"
-# Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
+# Entries that modules add to the checkpoints that runs are resumed from.
+ALIGNMENT = "alignment"
+STITCHING = "stitching"
+# Options that concern one machine, with their defaults. The first would run somebody else's code.
 OF_A_MACHINE: dict[str, Any] = {
     "trust_remote_code": False,
     "cache": None,
@@ -362,7 +367,7 @@ def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return tree
 
 
-Wanted = Callable[[str, str], bool]  # of a map, by its name and that of its class
+Wanted = Callable[[str, str], bool]  # by the name of a map and that of its class
 
 
 def every_map(name: str, kind: str) -> bool:
@@ -378,19 +383,21 @@ def load_bank(
     Args:
         path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
         arrays: whether it may be a map that `save` of `aligners.api` wrote, which says nothing of models.
-        wanted: which maps are read. Of the others, nothing has to be known here.
+        wanted: which maps are read; the classes of the others need not be known here.
 
     Raises:
-        ValueError: the file is not there, cannot be read, is damaged, is a last.ckpt to go on from, a map on arrays, or
-            holds a map with NaN or infinity; or as `shared_file`.
+        ValueError: the file is missing, damaged or something else, is a last.ckpt to resume from, is a map on arrays,
+            or holds a map with NaN or infinity; or as `shared_file`.
     """
     shared = is_shared(path)
     file = shared_file(path)
     path = Path(path)
+    bank = None
     try:
         check_sealed(file)
-        command = _goes_on_with(file)
-        bank = None if command else _read(file, wanted)
+        command = _resumed_by(file)
+        if command is None:
+            bank = _read(file, wanted)
     except FileNotFoundError:
         raise UserError(
             f"Expected a checkpoint at {path}, but there is no such file."
@@ -420,7 +427,7 @@ def load_bank(
 
 @torch.no_grad()
 def refuse_not_finite(bank: StoredBank) -> None:
-    """Raise if a map has NaN or infinity among its numbers, which it would hand on to every figure.
+    """Raise if a map holds NaN or infinity, which would spread to every figure.
 
     Raises:
         ValueError: naming the map and the site pairs.
@@ -430,9 +437,13 @@ def refuse_not_finite(bank: StoredBank) -> None:
             sound = _finite_sites(aligner)
             if bool(sound.all()):
                 continue
-            pairs = zip(bank.pairs[route], sound, strict=False)
-            sites = ", ".join(f"{i}-{j}" for (i, j), fine in pairs if not fine)
-            where = f" at site pair {sites}" if sites else ""
+            where = ""
+            sites = []
+            for (i, j), fine in zip(bank.pairs[route], sound, strict=False):
+                if not fine:
+                    sites.append(f"{i}-{j}")
+            if sites:
+                where = f" at site pair {', '.join(sites)}"
             raise UserError(
                 f"Expected finite numbers in every map of {bank.path}, but {name} ({DIRECTIONS.get(route, route)}) "
                 f"holds NaN or infinity{where}. Fit it again, or leave it out."
@@ -442,14 +453,15 @@ def refuse_not_finite(bank: StoredBank) -> None:
 def _finite_sites(aligner: Aligner) -> Tensor:
     """Whether the parameters of a map, and its answer to zeros, are finite: (S,) bool.
 
-    Not every buffer is: what a closed form says of itself may be NaN where there is nothing to say.
+    Buffers are not checked: what a closed form says of itself may be NaN.
     """
-    zeros = torch.zeros(
-        aligner.sites, 1, aligner.d_x, dtype=_precision(aligner.state_dict())
-    )
-    sound = aligner(zeros).isfinite().flatten(1).all(1)
+    precision = _precision(aligner.state_dict())
+    zeros = torch.zeros(aligner.sites, 1, aligner.d_x, dtype=precision)
+    answer = aligner(zeros)
+    sound = answer.isfinite().flatten(1).all(1)
     for name, weight in aligner.named_parameters():
-        sound[aligner.places(name)] &= weight.isfinite().flatten(1).all(1)
+        places = aligner.places(name)
+        sound[places] &= weight.isfinite().flatten(1).all(1)
     return sound
 
 
@@ -458,8 +470,8 @@ def for_others(data_config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: OF_A_MACHINE.get(name, value) for name, value in data_config.items()}
 
 
-def _goes_on_with(path: Path) -> str | None:
-    """The command of `train.py` that goes on from a checkpoint of Lightning; None for any other file."""
+def _resumed_by(path: Path) -> str | None:
+    """The command of `train.py` that resumes from a checkpoint of Lightning; None for any other file."""
     if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return None
     content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
@@ -470,7 +482,7 @@ def _goes_on_with(path: Path) -> str | None:
 
 
 def _check_names_in(described: Mapping[str, Any]) -> None:
-    """Check the names of routes, maps and sites in a file as those are that somebody types.
+    """Check the names of routes, maps and sites in a file, as if somebody had typed them.
 
     Raises:
         ValueError: one of them could not be typed.
@@ -478,26 +490,25 @@ def _check_names_in(described: Mapping[str, Any]) -> None:
     for route, entries in described["maps"].items():
         if not ROUTE.fullmatch(route):
             raise UserError(
-                f"it holds a route {route!r} between models that are no numbers"
+                f"it holds a route {route!r} between models that are not numbers"
             )
         check_names(entries, "aligners")
     for route, pairs in described["pairs"].items():
-        sites = list(chain(*pairs))
-        if not ROUTE.fullmatch(route) or not all(type(site) is int for site in sites):
-            raise UserError(f"its site pairs of {route!r} are no numbers")
+        kinds = set(map(type, chain(*pairs)))
+        if not ROUTE.fullmatch(route) or not kinds <= {int}:
+            raise UserError(f"its site pairs of {route!r} are not numbers")
 
 
 def _read(path: Path, wanted: Wanted) -> StoredBank:
     described, tensors = _contents(path)
-    bank = StoredBank(**{name: described[name] for name in PLAIN}, maps={})
-    for route, entries in described["pairs"].items():
-        bank.pairs[route] = [(i, j) for i, j in entries]
+    plain = {name: described[name] for name in PLAIN}
+    bank = StoredBank(**plain, maps={})
+    for route, pairs in bank.pairs.items():
+        bank.pairs[route] = [(i, j) for i, j in pairs]
+    states = tensors.get("maps", {})
     for route, entries in described["maps"].items():
-        states = tensors.get("maps", {}).get(route, {})
-        bank.maps[route] = {}
-        for name, about in entries.items():
-            if wanted(name, about["class"]):
-                bank.maps[route][name] = restored(about, states.get(name, {}))
+        of_route = states.get(route, {})
+        bank.maps[route] = _read_maps(entries, of_route, wanted)
     bank.spread = tensors.get("spread", {})
     if "moments" in tensors:
         bank.moments = Moments(**tensors["moments"])
@@ -509,13 +520,23 @@ def _read(path: Path, wanted: Wanted) -> StoredBank:
     return bank
 
 
+def _read_maps(
+    entries: Mapping[str, Any], states: Mapping[str, Any], wanted: Wanted
+) -> dict[str, Aligner]:
+    maps = {}
+    for name, about in entries.items():
+        if wanted(name, about["class"]):
+            maps[name] = restored(about, states.get(name, {}))
+    return maps
+
+
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header of a file, and its tensors by name, nested."""
     with safe_open(path, framework="pt") as file:
-        header = (file.metadata() or {}).get(HEADER)
-        if header is None:
+        metadata = file.metadata() or {}
+        if HEADER not in metadata:
             raise UserError("it holds no maps")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    described = json.loads(header)
+    described = json.loads(metadata[HEADER])
     _check_names_in(described)
     return described, nested(tensors)

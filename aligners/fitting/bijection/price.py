@@ -1,12 +1,13 @@
 """What being a bijection costs: invertible networks beside free ones of equal size and training, and beside a floor."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, Self
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from aligners.datamodules.module import stream_of
@@ -20,6 +21,7 @@ from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.map_errors import (
     FAR_COLUMNS,
     FarErrors,
+    Row,
     Way,
     columns_of,
     parameters_of,
@@ -28,11 +30,12 @@ from aligners.fitting.map_errors import (
 )
 from aligners.fitting.steps import describe_optimizer
 from aligners.fitting.training_status import TRAINED_WELL
+from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
 from aligners.progress import hidden, track
-from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of, squares
 
 AT_ONCE = 8192  # rows that are mapped together
 
@@ -63,15 +66,17 @@ class PairedRows(NamedTuple):
             left -= batch.x.shape[1]
             if left <= 0:
                 break
-        return cls(
-            torch.cat(x, 1), torch.cat(y, 1), torch.cat(unseen) if unseen else None
-        )
+        marks = None
+        if unseen:
+            marks = torch.cat(unseen)
+        return cls(torch.cat(x, 1), torch.cat(y, 1), marks)
 
 
 @torch.no_grad()
 def mapped_rows(way: Way, x: Tensor) -> Tensor:
     """g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
-    return torch.cat([way(part) for part in x.split(AT_ONCE, 1)], 1)
+    parts = [way(part) for part in x.split(AT_ONCE, 1)]
+    return torch.cat(parts, 1)
 
 
 @torch.no_grad()
@@ -101,13 +106,16 @@ def measure(
     figures = {"fvu": squares.sum(1) / totals.sum(1)}
     figures |= _by_type(squares, totals, held.unseen)
     if other is not None:
-        elsewhere = squared_errors(mapped_rows(way, other.x), other.y).sum(1)
-        figures["fvu_other"] = elsewhere / squared_distances(other.y, mean_y).sum(1)
+        elsewhere = squared_errors(mapped_rows(way, other.x), other.y)
+        distances = squared_distances(other.y, mean_y)
+        figures["fvu_other"] = elsewhere.sum(1) / distances.sum(1)
     if way.invertible:
         figures["round_trip"] = _round_trip(way, held.x, mapped)
     if stretched:
         low, median, high = _stretches_on(way, held, means, totals, stretched)
-        figures |= {"stretch_low": low, "stretch_median": median, "stretch_high": high}
+        figures["stretch_low"] = low
+        figures["stretch_median"] = median
+        figures["stretch_high"] = high
     return figures
 
 
@@ -126,10 +134,13 @@ def _by_type(
 
 def _round_trip(way: Way, x: Tensor, mapped: Tensor) -> Tensor:
     """‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞ at each site, (S,)."""
+    parts = zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
     gaps = []
-    for there, rows in zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True):
-        gaps.append((way.inverse(there) - rows).abs().amax((1, 2)))
-    return torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
+    for there, rows in parts:
+        gap = (way.inverse(there) - rows).abs()
+        gaps.append(gap.amax((1, 2)))
+    worst = torch.stack(gaps).nan_to_num(torch.inf)
+    return worst.amax(0) / x.abs().amax((1, 2))
 
 
 def _stretches_on(
@@ -141,15 +152,17 @@ def _stretches_on(
 ) -> Tensor:
     """`stretches` on so many of the held-out rows, between spaces of unit variance: (3, S)."""
     x = held.x
-    mean_x = means[0][:, None]
-    sample = x[:, :: max(1, x.shape[1] // number)][:, :number]
-    variance_x = (x.double() - mean_x).square().mean((1, 2))
-    scale = (variance_x / totals.mean(1) * held.y.shape[-1]).sqrt()
+    every = max(1, x.shape[1] // number)
+    sample = x[:, ::every][:, :number]
+    centred = x.double() - means[0][:, None]
+    variance_x = centred.square().mean((1, 2))
+    width = held.y.shape[-1]
+    scale = (variance_x / totals.mean(1) * width).sqrt()
     return stretches(way.there, sample, scale)
 
 
 def gelbrich(x: Tensor, y: Tensor) -> Tensor:
-    """Gelbrich's lower bound of the squared Wasserstein distance, from means and covariances alone.
+    """Gelbrich's lower bound on the squared Wasserstein distance, from means and covariances alone.
 
     ‖μ_x − μ_y‖² + tr(Σ_x + Σ_y − 2 (Σ_x^(1/2) Σ_y Σ_x^(1/2))^(1/2)), which Gaussians attain.
 
@@ -163,14 +176,13 @@ def gelbrich(x: Tensor, y: Tensor) -> Tensor:
     Returns:
         (S,) in float64.
     """
-    (mean_x, cov_x), (mean_y, cov_y) = (_law(rows) for rows in (x, y))
+    mean_x, cov_x = _law(x)
+    mean_y, cov_y = _law(y)
     root = _root(cov_x)
-    trace = (
-        (cov_x + cov_y - 2 * _root(root @ cov_y @ root))
-        .diagonal(dim1=-2, dim2=-1)
-        .sum(-1)
-    )
-    return (mean_x - mean_y).square().sum(-1) + trace.clamp(min=0)
+    both = _root(root @ cov_y @ root)
+    trace = squares(cov_x + cov_y - 2 * both).sum(-1)
+    means = (mean_x - mean_y).square().sum(-1)
+    return means + trace.clamp(min=0)
 
 
 def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
@@ -184,14 +196,16 @@ def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
     space", arXiv 2107.02555, theorem 1.
 
     Args:
-        predicted: (S, N, d) what a free network says of the held-out rows.
-        y: (S, N, d) what they are.
+        predicted: (S, N, d) what a free network predicts of the held-out rows.
+        y: (S, N, d) these rows.
         mean: (S, d) mean of Y on the fitting rows.
     """
     y = y.double()
     predicted = predicted.double()
-    total = (y - mean[:, None]).square().sum(-1).mean(-1)
-    return ((predicted - y).square().sum(-1).mean(-1) + gelbrich(predicted, y)) / total
+    total = (y - mean[:, None]).square().sum(-1)
+    error = (predicted - y).square().sum(-1)
+    least = error.mean(-1) + gelbrich(predicted, y)
+    return least / total.mean(-1)
 
 
 def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -204,10 +218,12 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Returns:
         (S, N, d_y, d_x)
     """
-    summed = torch.autograd.functional.jacobian(
-        lambda rows: function(rows).sum((0, 1)), x
-    )
-    return summed.movedim(0, -2)
+
+    def summed(rows: Tensor) -> Tensor:
+        return function(rows).sum((0, 1))
+
+    found = torch.autograd.functional.jacobian(summed, x)
+    return found.movedim(0, -2)
 
 
 def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) -> Tensor:
@@ -222,9 +238,11 @@ def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) ->
     """
     jacobians = jacobian(function, x).double()
     finite = jacobians.isfinite().flatten(1).all(1)
-    values = torch.linalg.svdvals(jacobians.nan_to_num(0.0, 0.0, 0.0)).flatten(1)
-    at = torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype, device=values.device)
-    quantiles = torch.quantile(values * scale[:, None].double(), at, 1)
+    known = jacobians.nan_to_num(0.0, 0.0, 0.0)
+    values = torch.linalg.svdvals(known).flatten(1)
+    levels = values.new_tensor([0.05, 0.5, 0.95])
+    scaled = values * scale[:, None].double()
+    quantiles = torch.quantile(scaled, levels, 1)
     return torch.where(finite, quantiles, torch.nan)
 
 
@@ -238,29 +256,38 @@ def _law(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _root(matrix: Tensor) -> Tensor:
     """The square root of a symmetric positive semi-definite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
-    return vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT
+    roots = values.clamp(min=0).sqrt()
+    return vectors * roots[:, None] @ vectors.mT
 
 
 FREE = "mlp"
 NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
 DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")
-ONE_WAY = (
-    "linear",
-    FREE,
-)  # maps without a way back: another one has to be fitted from Y to X
+# Maps without a way back: another one has to be fitted from Y to X.
+ONE_WAY = ("linear", FREE)
 BESIDE = "beside"  # the held-out rows with far rows, or without
 # Columns of the report that are measured.
 MEASURED = (
-    "fvu",
-    *FAR_COLUMNS.values(),
-    "fvu_seen",
-    "fvu_unseen",
-    "fvu_other",
-    "round_trip",
-    "stretch_low",
-    "stretch_median",
-    "stretch_high",
+    *("fvu", *FAR_COLUMNS.values()),
+    *("fvu_seen", "fvu_unseen", "fvu_other", "round_trip"),
+    *("stretch_low", "stretch_median", "stretch_high"),
 )
+
+
+class Training(NamedTuple):
+    """What is trained; a closed form has no size, steps or seed: 0."""
+
+    name: str
+    size: int
+    steps: int
+    seed: int
+
+
+class Trained(NamedTuple):
+    """A map that is trained, and the step at which each site diverged; 0 where none did."""
+
+    aligner: Aligner
+    diverged: list[int]
 
 
 def factory(name: str, parameters: int) -> AlignerFactory:
@@ -284,9 +311,8 @@ def factory(name: str, parameters: int) -> AlignerFactory:
 def _inn(parameters: int, sites: int, d_x: int, d_y: int, **options: Any) -> INN:
     """An INN of about so many parameters a site; they are linear in the width of its hidden layers."""
     with torch.device("meta"):
-        one, two = (
-            parameters_of(INN(1, d_x, d_y, hidden=n, **options)) for n in (1, 2)
-        )
+        one = parameters_of(INN(1, d_x, d_y, hidden=1, **options))
+        two = parameters_of(INN(1, d_x, d_y, hidden=2, **options))
     hidden = 1 + round((parameters - one) / (two - one))
     if hidden < 1:
         raise UserError(
@@ -295,10 +321,14 @@ def _inn(parameters: int, sites: int, d_x: int, d_y: int, **options: Any) -> INN
     return INN(sites, d_x, d_y, hidden=hidden, **options)
 
 
+def _adamw(learning_rate: float) -> OptimizerCallable:
+    return partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True)
+
+
 class BijectionPrice(pl.LightningModule):
     """Fits maps of equal size for equal numbers of steps, and measures them on the held-out texts in both directions.
 
-    Its test keeps the rows of these texts, and of another source's, in memory; `run` then fits and measures.
+    Its test keeps the rows of these texts, and of those of another source, in memory; `run` then fits and measures.
 
     Each point of a learning curve is a training of its own, with the whole course of the learning rate. Each step draws
     its rows, with replacement, from fitting rows in memory. Schedule and clipping are those of `train.py fit`, and
@@ -343,10 +373,8 @@ class BijectionPrice(pl.LightningModule):
             raise UserError(
                 f"Expected `maps` to include {FREE!r}, to whose FVU the others are compared."
             )
-        sizes = parameters or None
-        check_range(
-            least=1, steps=steps, parameters=sizes, seeds=seeds, rows_a_step=rows_a_step
-        )
+        check_range(least=1, steps=steps, parameters=parameters or None)
+        check_range(least=1, seeds=seeds, rows_a_step=rows_a_step)
         check_range(least=2, most_rows=most_rows)
         check_range(least=0, stretched_rows=stretched_rows)
         check_range(above=0, learning_rate=learning_rate)
@@ -358,12 +386,9 @@ class BijectionPrice(pl.LightningModule):
         self.most_rows = most_rows
         self.stretched_rows = stretched_rows
         self.other_text = other_text
-        optimizer = partial(
-            torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True
-        )
-        self.like = Alignment(optimizer=optimizer)
-        self.rows: list[dict[str, Any]] = []
-        self.meta: dict[str, Any] = {}
+        self.like = Alignment(optimizer=_adamw(learning_rate))
+        self.rows: list[Row] = []
+        self.meta: Row = {}
         self._batches: dict[str, list[PairedBatch]] = {}
 
     def check_widths(self, d_x: int, d_y: int) -> None:
@@ -412,7 +437,8 @@ class BijectionPrice(pl.LightningModule):
 
     def _keep(self, name: str, batch: PairedBatch) -> None:
         batches = self._batches.setdefault(name, [])
-        if sum(kept.x.shape[1] for kept in batches) < self.most_rows:
+        rows = [kept.x.shape[1] for kept in batches]
+        if sum(rows) < self.most_rows:
             batches.append(batch)
 
     def on_test_epoch_end(self) -> None:
@@ -428,7 +454,8 @@ class BijectionPrice(pl.LightningModule):
     def run(self) -> None:
         """Read the fitting rows, train every map on them, and measure it."""
         data = self.stream
-        self.fitting = PairedRows.of(data.paired("fit", shuffle=True), self.most_rows)
+        batches = data.paired("fit", shuffle=True)
+        self.fitting = PairedRows.of(batches, self.most_rows)
         data.reader.check.flush()
         self.moments = moments_of(self.fitting.x, self.fitting.y)
         self.meta = {
@@ -442,74 +469,75 @@ class BijectionPrice(pl.LightningModule):
         }
         self.rows = []
         planned = list(self._planned())
-        for job in track(planned, "Training", disable=hidden(self.trainer)):
-            self.rows += self._fitted(*job)
+        for training in track(planned, "Training", disable=hidden(self.trainer)):
+            self.rows += self._fitted(training)
 
-    def _planned(self) -> Iterator[tuple[str, int, int, int]]:
-        """The name, size, steps and seed of every training; closed forms come once."""
+    def _planned(self) -> Iterator[Training]:
+        """Every training; closed forms come once."""
         if "linear" in self.maps:
-            yield "linear", 0, 0, 0
+            yield Training("linear", 0, 0, 0)
         trained = [name for name in self.maps if name != "linear"]
         sizes = self._sizes(self.fitting.x.shape[-1], self.fitting.y.shape[-1])
-        for seed, size, steps, name in product(
-            range(self.seeds), sizes, self.steps, trained
-        ):
-            yield name, size, steps, seed
+        seeds = range(self.seeds)
+        for seed, size, steps, name in product(seeds, sizes, self.steps, trained):
+            yield Training(name, size, steps, seed)
 
-    def _fitted(
-        self, name: str, size: int, steps: int, seed: int
-    ) -> list[dict[str, Any]]:
-        """The rows of a map that is fitted and trained; of two, one for each direction, if it has no way back."""
-        rows: list[dict[str, Any]] = []
-        for turned in (False, True) if name in ONE_WAY else (False,):
-            x, y, _ = self.fitting.turned() if turned else self.fitting
-            moments = self.moments.swap() if turned else self.moments
-            aligner = seeded(
-                factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]
-            )
-            aligner.to(x.device)
-            fit_map(name, aligner, moments)
-            diverged = self.like.train_on_rows(
-                aligner, x, y, steps, self.rows_a_step, seed
-            )
-            aligner.requires_grad_(False).eval()
-            about = {"size": size, "parameters": parameters_of(aligner)}
-            about |= {"steps": steps, "seed": seed}
-            ways = {turned: Way(aligner)}
-            if name not in ONE_WAY:
-                ways = {
-                    False: Way(aligner, aligner.inverse),
-                    True: Way(aligner.inverse, aligner),
-                }
-            for direction, way in ways.items():
-                rows += self._rows(name, direction, way, about, diverged.tolist())
-        return rows
+    def _fitted(self, training: Training) -> Iterator[Row]:
+        """The rows of a map in both directions; a map without a way back is fitted once for each."""
+        there = self._trained(training, turned=False)
+        if training.name in ONE_WAY:
+            back = self._trained(training, turned=True)
+            yield from self._rows(training, False, Way(there.aligner), there)
+            yield from self._rows(training, True, Way(back.aligner), back)
+            return
+        forward = there.aligner
+        backward = forward.inverse
+        yield from self._rows(training, False, Way(forward, backward), there)
+        yield from self._rows(training, True, Way(backward, forward), there)
+
+    def _trained(self, training: Training, turned: bool) -> Trained:
+        """Fit and train a map from X to Y, or from Y to X if `turned`."""
+        moments = self.moments
+        x, y, _ = self.fitting
+        if turned:
+            moments = moments.swap()
+            x, y = y, x
+        name, size, steps, seed = training
+        sites, _, d_x = x.shape
+        aligner = seeded(factory(name, size), seed, sites, d_x, y.shape[-1])
+        aligner.to(x.device)
+        fit_map(name, aligner, moments)
+        diverged = self.like.train_on_rows(aligner, x, y, steps, self.rows_a_step, seed)
+        aligner.requires_grad_(False).eval()
+        return Trained(aligner, diverged.tolist())
 
     def _rows(
-        self,
-        name: str,
-        turned: bool,
-        way: Way,
-        about: Mapping[str, int],
-        diverged: Sequence[int],
-    ) -> Iterator[dict[str, Any]]:
+        self, training: Training, turned: bool, way: Way, trained: Trained
+    ) -> Iterator[Row]:
         """A row for each site of a map, from Y to X if `turned`, and of the floor beside each free network."""
-        for method, figures in self._measured(name, turned, way).items():
-            for s, place in enumerate(self.stream.reader.places()):
-                training = TRAINED_WELL if about["steps"] else None
-                if diverged[s]:
-                    training = f"diverged at step {diverged[s]}"
-                row = columns_of(place)
-                row |= {
-                    "method": method,
-                    "direction": "Y to X" if turned else "X to Y",
-                    **about,
-                }
-                row |= {"diverged_step": diverged[s], "training": training}
+        about = {
+            "direction": "Y to X" if turned else "X to Y",
+            "size": training.size,
+            "parameters": parameters_of(trained.aligner),
+            "steps": training.steps,
+            "seed": training.seed,
+        }
+        places = self.stream.reader.places()
+        for method, figures in self._measured(training.name, turned, way).items():
+            for s, place in enumerate(places):
+                step = trained.diverged[s]
+                outcome = None
+                if step:
+                    outcome = f"diverged at step {step}"
+                elif training.steps:
+                    outcome = TRAINED_WELL
+                row = {**columns_of(place), "method": method, **about}
+                row["diverged_step"] = step
+                row["training"] = outcome
                 for column in MEASURED:
-                    row[column] = (
-                        finite(figures[column][s]) if column in figures else None
-                    )
+                    row[column] = None
+                    if column in figures:
+                        row[column] = finite(figures[column][s])
                 yield row
 
     def _measured(
@@ -522,15 +550,18 @@ class BijectionPrice(pl.LightningModule):
             moments = moments.swap()
             held = {split: rows.turned() for split, rows in held.items()}
         test = held["test"]
-        means = (moments.mean_x, moments.mean_y)
-        figures = measure(way, test, held.get("other"), means, self.stretched_rows)
+        other = held.get("other")
+        mean_y = moments.mean_y
+        means = (moments.mean_x, mean_y)
+        figures = measure(way, test, other, means, self.stretched_rows)
         if BESIDE in held:
-            errors = FarErrors(moments.mean_y).to(test.y.device)
-            errors.update(mapped_rows(way, held[BESIDE].x), held[BESIDE].y)
-            figures[FAR_COLUMNS[self.stream.far_rows]] = errors.compute()
+            rows = held[BESIDE]
+            errors = FarErrors(mean_y).to(test.y.device)
+            errors.update(mapped_rows(way, rows.x), rows.y)
+            column = FAR_COLUMNS[self.stream.far_rows]
+            figures[column] = errors.compute()
         measured = {name: figures}
         if name == FREE:
-            measured["floor"] = {
-                "fvu": floor(mapped_rows(way, test.x), test.y, moments.mean_y)
-            }
+            bound = floor(mapped_rows(way, test.x), test.y, mean_y)
+            measured["floor"] = {"fvu": bound}
         return measured

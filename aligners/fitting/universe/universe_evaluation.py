@@ -18,6 +18,7 @@ from aligners.fitting.map_errors import (
     FAR_COLUMNS,
     FarErrors,
     MapErrors,
+    Row,
     TypeErrors,
     Way,
     error_rows,
@@ -107,9 +108,9 @@ class UniverseEvaluation(pl.LightningModule):
         pairs = between_members(against, described, self.sites)
         self.pair_maps = list(_pair_maps(pairs))
         self.pair_banks = nn.ModuleList([pair.maps for pair in self.pair_maps])
-        self.rows: list[dict[str, Any]] = []
-        self.meta: dict[str, Any] = {}
-        self.report_tables: dict[str, Any] = {}
+        self.rows: list[Row] = []
+        self.meta: Row = {}
+        self.report_tables: Row = {}
         self.left_out: dict[str, str] = {}  # closed forms that were refused, and why
 
     def setup(self, stage: str) -> None:
@@ -293,7 +294,7 @@ class UniverseEvaluation(pl.LightningModule):
             columns = self.drawn.columns(pad(mapped, (0, missing)), places)
             self.retrieved[key] = columns
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def _rows(self) -> Iterator[Row]:
         """A row for each map, ordered pair of models and site."""
         for name, universe in self.spaces.items():
             for shift in range(1, self.models):
@@ -332,7 +333,7 @@ class UniverseEvaluation(pl.LightningModule):
         maps: Aligner,
         ends: Sequence[Ends],
         training: Sequence[str | None],
-    ) -> list[dict[str, Any]]:
+    ) -> list[Row]:
         """The rows of maps between some models, at all sites of each."""
         places = []
         for i, j in ends:
@@ -349,10 +350,10 @@ class UniverseEvaluation(pl.LightningModule):
         columns = self._columns(key, method, len(places))
         return error_rows(places, method, maps, training, columns)
 
-    def _columns(self, key: str, method: str, places: int) -> dict[str, Any]:
+    def _columns(self, key: str, method: str, places: int) -> Row:
         """The figures of a map at its places, by the column of the report."""
         errors = self._errors(key).compute()
-        columns: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
+        columns: Row = {figure: errors[figure] for figure in FIGURES}
         if key in self.far_errors:
             column = FAR_COLUMNS[self.stream.far_rows]
             columns[column] = self._far_errors(key).compute()
@@ -365,7 +366,7 @@ class UniverseEvaluation(pl.LightningModule):
                 columns[column] = self._errors(trip).compute()["round_trip"]
         return columns
 
-    def _directions(self) -> Iterator[dict[str, Any]]:
+    def _directions(self) -> Iterator[Row]:
         """For each site and direction of the space its variance, and what each model explains of it."""
         joint = JointMoments.of(self.embedded.compute(), self.models)
         variance, explained = directions(joint)
@@ -377,7 +378,7 @@ class UniverseEvaluation(pl.LightningModule):
                 row |= dict(zip(self.members, of_models, strict=True))
                 yield row
 
-    def _shared(self, groups: Tensor | None) -> Iterator[dict[str, Any]]:
+    def _shared(self, groups: Tensor | None) -> Iterator[Row]:
         """For each model and site what the space holds of its states, and what the models share of them linearly."""
         space = self.spaces[NETWORK]
         held = torch.ones(self.models, len(self.sites))
@@ -396,7 +397,7 @@ class UniverseEvaluation(pl.LightningModule):
                     row |= dict(zip(GROUPS, shares, strict=True))
                 yield row
 
-    def _curve(self, held: Tensor | None) -> Iterator[dict[str, Any]]:
+    def _curve(self, held: Tensor | None) -> Iterator[Row]:
         """The share of every model's variance in the directions that the models share most, for some numbers."""
         if held is None:
             return
