@@ -30,7 +30,7 @@ from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, Task
 from aligners.models.classifiers import new_classifier
 from aligners.models.model import FrozenModel
-from aligners.models.own_code import code_not_run
+from aligners.models.model_identity import code_not_run
 
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (

@@ -20,7 +20,8 @@ def solu(x: Tensor) -> Tensor:
     x · softmax(x) alone is small and costs performance. Where an affine map follows, as in the MLP of GPT-2, it absorbs
     a gain γ and a bias β exactly (W(γ·z + β) + b = (Wγ)z + (Wβ + b)), so that nothing is lost by leaving them out.
     """
-    return nn.functional.layer_norm(x * torch.softmax(x, -1), x.shape[-1:])
+    product = x * torch.softmax(x, -1)
+    return nn.functional.layer_norm(product, x.shape[-1:])
 
 
 class SoLU(nn.Module):
@@ -37,9 +38,9 @@ def register_solu() -> None:
 
 
 Task = Literal["classification", "causal", "masked"]
-
-
 Component = Literal["residual", "attention", "mlp"]
+# what a block returns besides its states, from the block and the arguments that it is called with
+Beside = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,7 @@ class Architecture:
     blocks: str
     trunk: str = ""
     returns: int | None = None
-    beside: (
-        Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] | None
-    ) = None
+    beside: Beside | None = None
     causal: bool = False
     shared: bool = False
     sequence_first: bool = False
@@ -141,7 +140,9 @@ class Architecture:
 
     def settings_of(self, config: PreTrainedConfig) -> Any:
         """The part of a config that describes the trunk: of a model of text and images, the language model's."""
-        return getattr(config, self.settings) if self.settings else config
+        if not self.settings:
+            return config
+        return getattr(config, self.settings)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise if the entry does not hold for a config.
@@ -173,18 +174,13 @@ class Architecture:
                 f"Expected a `component` that is known for {config.model_type!r} models, but got {component!r}. Say "
                 f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
             )
-        setting = next(
-            (
-                name
-                for name in place.without
-                if (getattr(config, name, None) or 0) > _SINGLE[name]
-            ),
-            None,
-        )
-        if setting is not None:
+        for setting in place.without:
+            value = getattr(config, setting, None) or 0
+            if value <= _SINGLE[setting]:
+                continue
             raise UserError(
                 f"Expected a `component` that one module of a block computes, but got {component!r} of a "
-                f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which computes it in parts. "
+                f"{config.model_type!r} model with {setting} = {value}, which computes it in parts. "
                 f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
             )
         return place
@@ -234,9 +230,8 @@ def _position_bias(
     states, _, bias = args[:3]
     attention = block.layer[0].SelfAttention
     if bias is None and attention.has_relative_attention_bias:
-        bias = attention.compute_bias(
-            states.shape[1], states.shape[1], device=states.device
-        )
+        length = states.shape[1]
+        bias = attention.compute_bias(length, length, device=states.device)
     return bias, None
 
 
@@ -244,20 +239,23 @@ def _position_bias(
 _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 
 
+def _entry(about: Mapping[str, Any]) -> Architecture:
+    """The architecture that a row of the table describes."""
+    about = dict(about)
+    for name in ("attention", "mlp"):
+        if about.get(name):
+            about[name] = SubLayer(**about[name])
+    entry = Architecture(**about)
+    if not entry.rereads:
+        return entry
+    beside = _position_bias if entry.returns else None
+    return replace(entry, beside=beside, bare_class=AutoModelForTextEncoding)
+
+
 _TABLE = table_beside(__file__, "architectures.yaml")
 _HEADS: dict[str, Task] = _TABLE["heads"]
 _ARCHITECTURES: dict[str, Architecture] = {}
 for _name, _about in _TABLE["families"].items():
-    _layers = {
-        name: SubLayer(**_about[name])
-        for name in ("attention", "mlp")
-        if _about.get(name)
-    }
-    register(_name, _entry := Architecture(**_about | _layers))
-    if _entry.rereads:
-        _bias = _position_bias if _entry.returns else None
-        register(
-            _name, replace(_entry, beside=_bias, bare_class=AutoModelForTextEncoding)
-        )
+    register(_name, _entry(_about))
 REFUSED: dict[str, str] = _TABLE["refused"]  # `model_type` -> why
 FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, cast
+from itertools import compress
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,17 +39,15 @@ class FiniteCheck:
         Raises:
             ValueError: an earlier batch held NaN or infinity.
         """
-        while (
-            self._pending
-            and self._pending[0].batch != batch
-            and self._pending[0].ready()
-        ):
+        while self._pending and self._pending[0].ready(batch):
             self._pending.pop(0).check()
         if len(self._pending) >= MOST_PENDING:
             self.flush()
         # A sum is finite only if every term is: one pass and no boolean copy of the states.
-        finite = values.detach().float().reshape(len(values), -1).sum(1).isfinite()
-        on_host, copied = finite.to("cpu", non_blocking=True), None
+        rows = values.detach().float().reshape(len(values), -1)
+        finite = rows.sum(1).isfinite()
+        on_host = finite.to("cpu", non_blocking=True)
+        copied = None
         if finite.device.type == "cuda":
             copied = torch.cuda.Event()
             copied.record(torch.cuda.current_stream(finite.device))
@@ -70,30 +69,29 @@ class _Entry(NamedTuple):
     what: str
     batch: int
 
-    def ready(self) -> bool:
+    def ready(self, batch: int) -> bool:
+        """Whether they are of an earlier batch and on the host."""
+        if self.batch == batch:
+            return False
         return self.copied is None or self.copied.query()
 
     def check(self) -> None:
+        """Raise if a value was not finite."""
         if self.copied is not None:
             self.copied.synchronize()
-        bad = [
-            name
-            for name, fine in zip(self.names, self.finite.tolist(), strict=True)
-            if not fine
-        ]
+        bad = dict.fromkeys(compress(self.names, ~self.finite))
         if bad:
             raise UserError(
                 f"Expected finite {self.what}, but batch {self.batch} holds NaN or infinity at "
-                f"{', '.join(dict.fromkeys(bad))}. Look at the texts of that batch, use float32 instead of a half "
+                f"{', '.join(bad)}. Look at the texts of that batch, use float32 instead of a half "
                 "precision, or lower the learning rate."
             )
 
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
-
 # What models cache for a next call, which never comes here.
-KEPT = ("use_cache", "use_mems")
+KEPT = {"use_cache", "use_mems"}
 
 
 class Layout:
@@ -124,31 +122,31 @@ class Layout:
         if mask is None:
             return
         real = mask.ne(0).int()
-        shift = real.argmax(1) if padding == "right" else -real.flip(1).argmax(1)
+        if padding == "right":
+            shift = real.argmax(1)
+        else:
+            shift = -real.flip(1).argmax(1)
         # On the CPU it is cheap to see that there is nothing to do; on a GPU that would wait for the device.
         if mask.device.type != "cpu" or bool(shift.any()):
-            self._rows = (
-                torch.arange(mask.shape[1], device=mask.device) + shift[:, None]
-            ).to(device)
+            columns = torch.arange(mask.shape[1], device=mask.device)
+            self._rows = (columns + shift[:, None]).to(device)
 
     def turn(self, values: Tensor) -> Tensor:
         """(B, T, ...) as the caller has it, on any device -> (B, T, ...) with the padding where the model wants it."""
         values = values.to(self._there)
-        return (
-            values
-            if self._rows is None
-            else _take(values, self._rows % values.shape[1])
-        )
+        if self._rows is None:
+            return values
+        return _take(values, self._rows % values.shape[1])
 
     def turn_back(self, values: Tensor) -> Tensor:
         """The inverse of `turn`, on the caller's device."""
         if self._rows is None:
             return self.bring_back(values)
         values = values.to(self._there)
-        columns = torch.arange(values.shape[1], device=values.device)
-        return self.bring_back(
-            _take(values, (2 * columns - self._rows) % values.shape[1])
-        )
+        count = values.shape[1]
+        columns = torch.arange(count, device=values.device)
+        rows = (2 * columns - self._rows) % count
+        return self.bring_back(_take(values, rows))
 
     def bring_back(self, values: Tensor) -> Tensor:
         """Move what has no token axis, (B, ...), to the caller's device."""
@@ -168,28 +166,31 @@ class Caller:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.trunk = model, trunk_of(model)
+        self.model = model
+        self.trunk = trunk_of(model)
         architecture = architecture_of(model.config.model_type)
-        self.task: Task | None = architecture.task(type(model).__name__, model.config)
+        kind = type(model).__name__
+        self.task: Task | None = architecture.task(kind, model.config)
         self.reads_last_token = architecture.causal and self.task == "classification"
-        self._padding, self._settings = (
-            architecture.padding,
-            architecture.settings_of(model.config),
-        )
-        known, whole = _parameters(self.trunk), _parameters(model)
-        self._names = set(INPUTS) & known
+        self._padding = architecture.padding
+        self._settings = architecture.settings_of(model.config)
+        of_trunk = _parameters(self.trunk)
+        self._names = set(INPUTS) & of_trunk
         if not architecture.token_types:
-            self._names -= {"token_type_ids"}
-        whole |= known if "kwargs" in whole else set()  # which it passes on
-        parts = ((self.trunk, known), (model, whole))
+            self._names.discard("token_type_ids")
+        of_model = _parameters(model)
+        if "kwargs" in of_model:  # which it passes on
+            of_model |= of_trunk
         self._off = {
-            part: dict.fromkeys(names & set(KEPT), False) for part, names in parts
+            self.trunk: dict.fromkeys(of_trunk & KEPT, False),
+            model: dict.fromkeys(of_model & KEPT, False),
         }
 
     @property
     def device(self) -> torch.device:
         """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
-        return cast(Any, self.model.get_input_embeddings()).weight.device
+        embeddings: Any = self.model.get_input_embeddings()
+        return embeddings.weight.device
 
     def layout(self, inputs: Mapping[str, Tensor]) -> Layout:
         """The layout that turns this batch as the model wants it, and its output back.
@@ -208,17 +209,16 @@ class Caller:
         self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Any]:
         """The arguments for `part`, the trunk or the whole model."""
-        arguments: dict[str, Any] = {
-            name: layout.turn(value)
-            for name, value in inputs.items()
-            if name in self._names
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in inputs.items():
+            if name in self._names:
+                arguments[name] = layout.turn(value)
         if self.reads_last_token and "attention_mask" in arguments:
             # It looks for the last token that is not its own padding token, and batches may be padded with another.
             padding = arguments["attention_mask"] == 0
-            arguments["input_ids"] = arguments["input_ids"].masked_fill(
-                padding, self._settings.pad_token_id
-            )
+            ids = arguments["input_ids"]
+            own = self._settings.pad_token_id
+            arguments["input_ids"] = ids.masked_fill(padding, own)
         return arguments | self._off[part]
 
     def logits(
@@ -234,24 +234,22 @@ class Caller:
             ValueError: an input is unknown.
         """
         layout = layout or self.layout(inputs)
-        output: Any = self.model(
-            **self.arguments(self.model, inputs, layout), return_dict=True
-        )
+        arguments = self.arguments(self.model, inputs, layout)
+        output: Any = self.model(**arguments, return_dict=True)
         if "start_logits" in output:  # of a head that answers questions
-            return layout.turn_back(
-                torch.stack([output.start_logits, output.end_logits], -1)
-            )
-        return (
-            layout.bring_back if self.task == "classification" else layout.turn_back
-        )(output.logits)
+            spans = torch.stack([output.start_logits, output.end_logits], -1)
+            return layout.turn_back(spans)
+        if self.task == "classification":
+            return layout.bring_back(output.logits)
+        return layout.turn_back(output.logits)
 
 
 def _parameters(part: nn.Module) -> set[str]:
+    """The names of the arguments that a module is called with."""
     return set(inspect.signature(part.forward).parameters)
 
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:
     """values[b, rows[b, t]] for (B, T, ...) and (B, T)."""
-    return values.gather(
-        1, rows[(...,) + (None,) * (values.ndim - 2)].expand_as(values)
-    )
+    index = rows.reshape(*rows.shape, *[1] * (values.ndim - 2))
+    return values.gather(1, index.expand_as(values))

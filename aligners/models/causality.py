@@ -1,6 +1,6 @@
 """Whether a position of a model sees those after it: asked of the model itself, not of its family or config."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,18 +31,19 @@ def is_causal(
         tolerance: see `rounding`.
     """
     ids, changed = random_texts(tokens, min(TOKENS, longest or TOKENS))
-    before, after = read(ids), read(changed)
-    moved = float(movement(before[:, :-1].float(), after[:, :-1].float()))
-    return (
-        not moved > tolerance
-    )  # NaN shows nothing: `FrozenModel.self_test` raises for it
+    before = read(ids)[:, :-1]
+    after = read(changed)[:, :-1]
+    moved = float(movement(before.float(), after.float()))
+    # NaN shows nothing: `FrozenModel.self_test` raises for it
+    return not moved > tolerance
 
 
 def rounding(dtype: torch.dtype, quantised: bool) -> float:
     """How far rounding alone may move a feature, in deviations of it: √ε of the data type, at most `MOST`."""
     if quantised:
         return MOST
-    return min(float(torch.finfo(dtype).eps) ** 0.5, MOST)
+    precision = float(torch.finfo(dtype).eps)
+    return min(precision**0.5, MOST)
 
 
 def movement(before: Tensor, after: Tensor) -> Tensor:
@@ -56,17 +57,20 @@ def movement(before: Tensor, after: Tensor) -> Tensor:
         A number; NaN where states are not finite.
     """
     moved = (after - before).abs()
-    deviation = before.flatten(0, 1).std(0)
-    shares = moved / deviation.clamp(min=torch.finfo(torch.float32).tiny)
+    smallest = torch.finfo(torch.float32).tiny
+    deviation = before.flatten(0, 1).std(0).clamp(min=smallest)
+    shares = moved / deviation
     return shares.median(-1).values.max()
 
 
 def random_texts(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Two batches of token ids (B, T), which are the same on every machine, and equal but for their last column."""
+    count = len(tokens)
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(tokens), (TEXTS, length), generator=generator)
+    drawn = torch.randint(count, (TEXTS, length), generator=generator)
     other = drawn.clone()
-    other[:, -1] = (drawn[:, -1] + len(tokens) // 2) % len(tokens)
+    last = drawn[:, -1]
+    other[:, -1] = (last + count // 2) % count
     return tokens[drawn], tokens[other]
 
 
@@ -74,15 +78,15 @@ def ordinary_tokens(
     vocabulary: int, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> Tensor:
     """Ids (V,) of the tokens that mean text: not padding, which models count positions by, nor ends or pictures."""
-    special: set[int] = set() if tokenizer is None else set(tokenizer.all_special_ids)
-    for part in (config, config.get_text_config()):
-        special.update(_named_tokens(part))
-    ordinary = torch.ones(vocabulary, dtype=torch.bool)
-    ordinary[[token for token in special if 0 <= token < vocabulary]] = False
-    return ordinary.nonzero()[:, 0]
+    special = _named_tokens(config)
+    special |= _named_tokens(config.get_text_config())
+    if tokenizer is not None:
+        special.update(tokenizer.all_special_ids)
+    ordinary = sorted(set(range(vocabulary)) - special)
+    return torch.tensor(ordinary, dtype=torch.long)
 
 
-def _named_tokens(config: PreTrainedConfig) -> Collection[int]:
+def _named_tokens(config: PreTrainedConfig) -> set[int]:
     """Ids that a config has a name for."""
     found = set()
     for name, value in vars(config).items():

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -53,28 +53,27 @@ def drawn(
 
 
 def _tensors(parts: Mapping[str, nn.Module]) -> Iterator[Tensor]:
-    return chain.from_iterable(
-        chain(part.parameters(), part.buffers()) for part in parts.values()
-    )
+    """The parameters and buffers of all parts."""
+    for part in parts.values():
+        yield from part.parameters()
+        yield from part.buffers()
 
 
 def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The modules outside the base model, by path."""
-    return {
-        name: part
-        for name, part in model.named_children()
-        if part is not model.base_model
-    }
+    parts = {}
+    for name, part in model.named_children():
+        if part is not model.base_model:
+            parts[name] = part
+    return parts
 
 
 def pooler_of(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The module between the last state and the head, by path; empty if there is none."""
     pooler = getattr(model.base_model, "pooler", None)
-    return (
-        {f"{model.base_model_prefix}.pooler": pooler}
-        if isinstance(pooler, nn.Module)
-        else {}
-    )
+    if not isinstance(pooler, nn.Module):
+        return {}
+    return {f"{model.base_model_prefix}.pooler": pooler}
 
 
 def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -134,65 +133,75 @@ def new_classifier(
     """
     _check_labels(n_labels, label_names)
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    path = str(name)
     with quiet(), torch.random.fork_rng(devices=[]):
-        config = read_config(str(name), source)
-        architecture = architecture_of(config.model_type)
-        architecture.check(config)
-        if architecture.rereads:
-            raise UserError(
-                f"Expected a model whose classification head reads its states, but got a {config.model_type!r} model: "
-                "its classifier reads the text a second time, and could not be truncated, injected or stitched. Name "
-                "another."
-            )
-        config.num_labels = n_labels
-        config.problem_type = (
-            "regression" if n_labels == 1 else "single_label_classification"
-        )
-        if label_names is not None:
-            config.id2label = dict(enumerate(label_names))
-            config.label2id = {
-                label: number for number, label in enumerate(label_names)
-            }
+        config = _classifier_config(read_config(path, source), n_labels, label_names)
         options = {
             **source,
             **weight_options(dtype, attn_implementation),
             "config": config,
             "merge_adapters": True,
         }
-        model, unfit = read_weights(str(name), loader, options)
-        tokenizer = read_tokenizer(str(name), source, model.config)
-    _check_body(model, unfit, str(name))
-    head = outside(model)
-    # What the checkpoint does not provide: the head, and a pooler if it has none.
-    lack = [
-        name
-        for name in head_parts(model)
-        if name in head or any(key.startswith(f"{name}.") for key in unfit)
-    ]
-    for path, part in drawn(model, lack, seed).items():
-        model.set_submodule(path, part)
-    if (
-        architecture.causal
-        and architecture.settings_of(model.config).pad_token_id is None
-    ):
-        _set_padding(model, tokenizer, str(name))
+        model, unfit = read_weights(path, loader, options)
+        tokenizer = read_tokenizer(path, source, model.config)
+    _check_body(model, unfit, path)
+    for place, part in drawn(model, _missing_parts(model, unfit), seed).items():
+        model.set_submodule(place, part)
+    _set_padding(model, tokenizer, path)
     return model.eval(), tokenizer
 
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
+    """Raise unless there are classes, or one number, and as many names."""
     if n_labels < 1:
         raise UserError(
             f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}."
         )
-    if label_names is not None and (
-        len(label_names) != n_labels or len(set(label_names)) != n_labels
-    ):
+    if label_names is None:
+        return
+    if len(label_names) != n_labels or len(set(label_names)) != n_labels:
         raise UserError(
             f"Expected {n_labels} different `label_names`, but got {', '.join(label_names) or 'none'}."
         )
 
 
+def _classifier_config(
+    config: PreTrainedConfig, n_labels: int, label_names: Sequence[str] | None
+) -> PreTrainedConfig:
+    """The config of a base model under a new classification head.
+
+    Raises:
+        ValueError: the family's classification head does not read its states.
+    """
+    architecture = architecture_of(config.model_type)
+    architecture.check(config)
+    if architecture.rereads:
+        raise UserError(
+            f"Expected a model whose classification head reads its states, but got a {config.model_type!r} model: "
+            "its classifier reads the text a second time, and could not be truncated, injected or stitched. Name "
+            "another."
+        )
+    config.num_labels = n_labels
+    config.problem_type = "single_label_classification"
+    if n_labels == 1:
+        config.problem_type = "regression"
+    if label_names is not None:
+        config.id2label = dict(enumerate(label_names))
+        config.label2id = dict(zip(label_names, range(n_labels), strict=True))
+    return config
+
+
+def _missing_parts(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
+    """Paths of what a checkpoint does not provide: the head, and a pooler if it has none."""
+    parts = list(outside(model))
+    for pooler in pooler_of(model):
+        if any(key.startswith(f"{pooler}.") for key in unfit):
+            parts.append(pooler)
+    return parts
+
+
 def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None:
+    """Raise if weights below the head are random."""
     parts = tuple(f"{part}." for part in head_parts(model))
     missing = [key for key in unfit if not key.startswith(parts)]
     if missing:
@@ -205,6 +214,11 @@ def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None
 def _set_padding(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
+    """Give a causal model without a padding token that of its tokenizer, or its end-of-text token."""
+    architecture = architecture_of(model.config.model_type)
+    settings = architecture.settings_of(model.config)
+    if not architecture.causal or settings.pad_token_id is not None:
+        return
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UserError(
@@ -212,9 +226,7 @@ def _set_padding(
                 f"{type(model).__name__} reads the last token that is not padding. Give the tokenizer one."
             )
         tokenizer.pad_token = tokenizer.eos_token
-    architecture_of(model.config.model_type).settings_of(
-        model.config
-    ).pad_token_id = tokenizer.pad_token_id
+    settings.pad_token_id = tokenizer.pad_token_id
 
 
 KeptLayers = Literal["bottom", "top", "layers"]
@@ -242,16 +254,17 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         del blocks_of(short).listed[layers:]
     with torch.device("meta"):
         expected = type(short)(copy.deepcopy(short.config))
-    shapes = [
-        {name: value.shape for name, value in kind.state_dict().items()}
-        for kind in (expected, short)
-    ]
-    if shapes[0] != shapes[1]:
+    if _shapes(expected) != _shapes(short):
         raise UserError(
             f"A config of {layers} layers does not describe a {type(model).__name__} whose upper blocks are left out: "
             "saved, it could not be loaded again. `evaluate.py surgery` truncates models without a config."
         )
     return short
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """The shape of each weight."""
+    return {name: weight.shape for name, weight in model.state_dict().items()}
 
 
 def freeze(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
@@ -269,12 +282,12 @@ def freeze(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
     """
     check_count(model, kind, count)
     blocks = blocks_of(model)
-    for part in (
-        _below(model, blocks, count)
-        if kind == "bottom"
-        else blocks[len(blocks) - count :]
-    ):
-        part.requires_grad_(False)
+    if kind == "bottom":
+        for weight in _below(model, blocks, count):
+            weight.requires_grad_(False)
+        return
+    for block in blocks[len(blocks) - count :]:
+        block.requires_grad_(False)
 
 
 def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
@@ -287,9 +300,7 @@ def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
         model: the model.
         logits: its output, with gradients, for a batch like those of the training.
     """
-    used = _reached(
-        logits, [weight for weight in model.parameters() if weight.requires_grad]
-    )
+    used = _reached(logits, _trainable(model))
     model.requires_grad_(False)
     for weight in used:
         weight.requires_grad_(True)
@@ -301,19 +312,21 @@ def check_count(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
     Raises:
         ValueError: `count` is out of range, or blocks are shared.
     """
-    blocks, least = blocks_of(model), 1 if kind == "layers" else 0
+    blocks = blocks_of(model)
+    least = 1 if kind == "layers" else 0
     if not least <= count <= len(blocks):
         raise UserError(
             f"Expected `{kind}` between {least} and L = {len(blocks)}, the blocks of this {type(model).__name__}, "
             f"but got {count}."
         )
-    shared = len(blocks.listed) < len(blocks)
-    if shared and kind != "layers" and count not in (0, len(blocks)):
+    if len(blocks.listed) == len(blocks):
+        return
+    if kind != "layers" and count not in (0, len(blocks)):
         raise UserError(
             f"Expected `{kind}` of 0 or {len(blocks)}, but got {count}: a {type(model).__name__} runs the same block "
             "several times, so that either all of its layers train or none."
         )
-    if shared and kind == "layers" and len(blocks.listed) > 1:
+    if kind == "layers" and len(blocks.listed) > 1:
         raise UserError(
             f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: which one is run "
             "when follows from the number of layers, so that fewer layers are another model."
@@ -325,24 +338,29 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
 
     Autograd finds them, because families keep relative positions and projections of embeddings in different places.
     """
-    weights = [
-        weight for weight in model.base_model.parameters() if weight.requires_grad
-    ]
+    trunk = trunk_of(model)
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.enable_grad():
-        state = read(blocks, [site], lambda: trunk_of(model)(input_ids=tokens))[site]
-    return _reached(state, weights) + [
-        weight for block in blocks[:site] for weight in block.parameters()
-    ]
+        states = read(blocks, [site], lambda: trunk(input_ids=tokens))
+    weights = _reached(states[site], _trainable(model.base_model))
+    for block in blocks[:site]:
+        weights.extend(block.parameters())
+    return weights
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
 
 
 def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """The weights that `answer` depends on, by its graph."""
     if not answer.requires_grad:
         return []
-    gradients = torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
-    return [
-        weight
-        for weight, gradient in zip(weights, gradients, strict=True)
-        if gradient is not None
-    ]
+    total = answer.float().sum()
+    gradients = torch.autograd.grad(total, weights, allow_unused=True)
+    reached = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if gradient is not None:
+            reached.append(weight)
+    return reached

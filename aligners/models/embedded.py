@@ -21,6 +21,8 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     get_linear_schedule_with_warmup,
 )
 
@@ -30,16 +32,14 @@ from aligners.models.loading.model_files import quiet, save_model
 from aligners.models.recipes import AnyRecipe, Plan, Recipe
 from aligners.progress import tell, track
 
-SHIPPED = Path(__file__).with_name(
-    "shipped"
-)  # models that come with the package, in folders named like the cache's
+# models that come with the package, in folders named like the cache's
+SHIPPED = Path(__file__).with_name("shipped")
 
 
 def cache_folder(cache: Path | None = None) -> Path:
     """The folder of embedded models: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
-    return Path(
-        cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners"
-    ).expanduser()
+    chosen = cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners"
+    return Path(chosen).expanduser()
 
 
 def embedded_model(
@@ -69,59 +69,83 @@ def embedded_model(
         ValueError: no texts, or too few; for a classifier not one label for each, or fewer than two classes; the cache
             cannot be written to.
     """
-    recipe, labels = recipe or Recipe(), labels or []
+    recipe = recipe or Recipe()
+    labels = labels or []
     if not texts:
         raise UserError("Expected `texts` to train on, but got none.")
     if isinstance(recipe, Recipe):
         _check_labels(texts, labels)
-    decides = [asdict(recipe), texts, *([labels] if isinstance(recipe, Recipe) else [])]
-    digest = hashlib.blake2b(json.dumps(decides).encode(), digest_size=6).hexdigest()
-    family = (
-        cache_folder(cache)
-        / "embedded"
-        / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
-    )
-    shipped = SHIPPED / family.name / f"seed-{seed}"
+    family = _family(recipe, texts, labels)
+    folder = cache_folder(cache) / "embedded" / family
+    shipped = SHIPPED / family
     # By a name of its own: an earlier version has trained the same model here, and did not round it.
-    folder = family / f"{'shipped' if shipped.is_dir() else 'seed'}-{seed}"
-    if folder.is_dir():
-        return folder
-    check_folder(family, "cache")
-    with FileLock(family / ".lock"):
-        if not (family / "tokenizer").is_dir():
-            known = SHIPPED / family.name / "tokenizer"
-            with whole_folder(family / "tokenizer") as unfinished:
-                tokenizer = (
-                    AutoTokenizer.from_pretrained(known)
-                    if known.is_dir()
-                    else recipe.tokenizer(texts)
-                )
-                tokenizer.save_pretrained(unfinished)
-        if not folder.is_dir():
-            tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
+    is_shipped = (shipped / f"seed-{seed}").is_dir()
+    made = folder / f"{'shipped' if is_shipped else 'seed'}-{seed}"
+    if made.is_dir():
+        return made
+
+    check_folder(folder, "cache")
+    with FileLock(folder / ".lock"):
+        tokenizer = _tokenizer(
+            folder / "tokenizer", shipped / "tokenizer", recipe, texts
+        )
+        if made.is_dir():
+            return made
+        if is_shipped:
+            model = _shipped_model(shipped / f"seed-{seed}", seed)
+        else:
+            bar = _announce(seed, recipe, texts) if progress else None
+            with alone(seed):
+                plan = recipe.plan(seed, texts, labels, tokenizer)
+                train(plan, recipe, bar)
+            model = plan.model
+            # Not earlier: transformers would take a GPT's end-of-text tokens for padding, and warn.
+            model.config.pad_token_id = tokenizer.pad_token_id
+        with whole_folder(made) as unfinished:
+            save_model(unfinished, model, tokenizer)
+    return made
+
+
+def _family(recipe: AnyRecipe, texts: list[str], labels: list[int]) -> str:
+    """The name of the folder of all seeds, by what decides their weights."""
+    decides: list[Any] = [asdict(recipe), texts]
+    if isinstance(recipe, Recipe):
+        decides.append(labels)
+    written = json.dumps(decides).encode()
+    digest = hashlib.blake2b(written, digest_size=6).hexdigest()
+    return f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
+
+
+def _tokenizer(
+    folder: Path, shipped: Path, recipe: AnyRecipe, texts: list[str]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, into which that of the package is copied, or one learned from the texts."""
+    if not folder.is_dir():
+        with whole_folder(folder) as unfinished:
+            tokenizer: PreTrainedTokenizerBase
             if shipped.is_dir():
-                with quiet(), alone(seed):
-                    model: Any = AutoModelForCausalLM.from_pretrained(
-                        shipped, dtype=torch.float32
-                    )
+                tokenizer = AutoTokenizer.from_pretrained(shipped)
             else:
-                if progress:
-                    size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
-                    tell(
-                        f"Training the embedded model of seed {seed} ({size}), once: it is kept."
-                    )
-                with alone(seed):
-                    plan = recipe.plan(seed, texts, labels, tokenizer)
-                    train(plan, recipe, f"Training seed {seed}" if progress else None)
-                model = plan.model
-                # Not earlier: transformers would take a GPT's end-of-text tokens for padding, and warn.
-                model.config.pad_token_id = tokenizer.pad_token_id
-            with whole_folder(folder) as unfinished:
-                save_model(unfinished, model, tokenizer)
-    return folder
+                tokenizer = recipe.tokenizer(texts)
+            tokenizer.save_pretrained(unfinished)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _shipped_model(folder: Path, seed: int) -> PreTrainedModel:
+    """A model that comes with the package, in full precision."""
+    with quiet(), alone(seed):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def _announce(seed: int, recipe: AnyRecipe, texts: list[str]) -> str:
+    """Say that a model is trained, and return the name of the progress bar."""
+    size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
+    tell(f"Training the embedded model of seed {seed} ({size}), once: it is kept.")
+    return f"Training seed {seed}"
 
 
 def _check_labels(texts: list[str], labels: list[int]) -> None:
+    """Raise unless every text has a label, of two classes or more."""
     if len(texts) != len(labels):
         raise UserError(
             f"Expected one of `labels` for each of `texts`, but got {len(labels)} for {len(texts)}."
@@ -157,7 +181,8 @@ def train(plan: Plan, recipe: AnyRecipe, bar: str | None) -> None:
         recipe: learning rate, warm-up and weight decay.
         bar: what is said to be trained; None: nothing is shown.
     """
-    model, steps = plan.model.train(), plan.epochs * len(plan.batches)
+    model = plan.model.train()
+    steps = plan.epochs * len(plan.batches)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
     )

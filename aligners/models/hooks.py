@@ -5,14 +5,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
 
-Changed = Callable[
-    [Tensor, dict[str, Any]], Tensor
-]  # of states (B, T, d), and the arguments of a model's call
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+# of states (B, T, d), and the arguments of a model's call
+Changed = Callable[[Tensor, dict[str, Any]], Tensor]
 
 
 class Places(list[nn.Module]):
@@ -29,12 +31,18 @@ class Places(list[nn.Module]):
 
     def numbering(self) -> Callable[[nn.Module], int]:
         """A function to call once per call in one run: it returns whose output this is, 1..L, or 0 if incomplete."""
+        incomplete = [0] * (self._calls - 1)
         waiting: dict[nn.Module, list[int]] = {}
         for number, module in enumerate(self, start=1):
-            waiting.setdefault(module, []).extend([*[0] * (self._calls - 1), number])
-        return lambda module: (
-            waiting[module].pop(0) if len(waiting[module]) > 1 else waiting[module][0]
-        )
+            waiting.setdefault(module, []).extend([*incomplete, number])
+
+        def next_number(module: nn.Module) -> int:
+            numbers = waiting[module]
+            if len(numbers) == 1:
+                return numbers[0]
+            return numbers.pop(0)
+
+        return next_number
 
 
 class Blocks(Places):
@@ -47,7 +55,8 @@ class Blocks(Places):
 
     def __init__(self, listed: nn.ModuleList, depth: int) -> None:
         self.listed = listed
-        self.order = [int(i / (depth / len(listed))) for i in range(depth)]
+        runs = depth / len(listed)
+        self.order = [int(i / runs) for i in range(depth)]
         super().__init__(listed[i] for i in self.order)
 
     def sub_layers(self, layer: SubLayer) -> Places:
@@ -57,28 +66,28 @@ class Blocks(Places):
             ValueError: a block has no such module.
         """
         try:
-            return Places(
-                [block.get_submodule(layer.path) for block in self], layer.calls
-            )
+            modules = [block.get_submodule(layer.path) for block in self]
         except AttributeError as error:
             raise UserError(
                 f"Expected a sub-layer at `path` {layer.path!r} of every block, but not every {type(self[0]).__name__} "
                 "has one there. Correct the family's entry in aligners/models/architectures.yaml."
             ) from error
+        return Places(modules, layer.calls)
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
     """The part of a `transformers` model that runs its blocks."""
-    return model.base_model.get_submodule(
-        architecture_of(model.config.model_type).trunk
-    )
+    architecture = architecture_of(model.config.model_type)
+    return model.base_model.get_submodule(architecture.trunk)
 
 
 def reserved_positions(model: PreTrainedModel) -> int:
     """How many of a model's positions no token has: some number them from one past the padding index of their table."""
     for name, module in trunk_of(model).named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
+            if module.padding_idx is None:
+                return 0
+            return module.padding_idx + 1
     return 0
 
 
@@ -97,10 +106,10 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
             f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in "
             "aligners/models/architectures.yaml."
         )
-    return Blocks(
-        listed,
-        int(model.config.num_hidden_layers) if architecture.shared else len(listed),
-    )
+    depth = len(listed)
+    if architecture.shared:
+        depth = int(model.config.num_hidden_layers)
+    return Blocks(listed, depth)
 
 
 class _Reached(Exception):
@@ -123,7 +132,9 @@ class _Injected(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         answer = self._answer(self._block, args, kwargs)
-        return self._block(*args, **kwargs) if answer is None else answer
+        if answer is None:
+            return self._block(*args, **kwargs)
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_block"], name)
@@ -145,25 +156,22 @@ def read(
     number = places.numbering()
 
     def store(site: int, state: Tensor) -> None:
-        if site in sites:
-            states[site] = state
-            if leave and site == max(sites):
-                raise _Reached
+        if site not in sites:
+            return
+        states[site] = state
+        if leave and site == max(sites):
+            raise _Reached
 
-    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        store(number(block), output[0] if isinstance(output, (tuple, list)) else output)
-
-    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(block: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if 0 not in states:
-            store(0, args[0] if args else kwargs["hidden_states"])
+            store(0, _received(args, kwargs))
+
+    def after(block: nn.Module, args: Args, output: Any) -> None:
+        store(number(block), _answered(output))
 
     with ExitStack() as hooks, suppress(_Reached):
         if 0 in sites:
-            hooks.enter_context(
-                places[0].register_forward_pre_hook(
-                    before, prepend=True, with_kwargs=True
-                )
-            )
+            hooks.enter_context(_before(places[0], before))
         for place in {places[site - 1] for site in sites if site > 0}:
             hooks.enter_context(place.register_forward_hook(after))
         run()
@@ -179,29 +187,25 @@ def inject(
     Of blocks, all up to `site` are skipped. A sub-layer is run all the same: what it answers is needed for nothing
     else, and `states` take its shape, data type and device.
     """
-    number = places.numbering()
-
-    def answered(
-        block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any | None:
-        return (
-            architecture.answer(block, states, args, kwargs)
-            if number(block) <= site
-            else None
-        )
-
     if site == 0 or not isinstance(places, Blocks):
         with _exchanging(places, site, lambda _: states):
             yield
-    else:
-        skipped = {i: places.listed[i] for i in places.order[:site]}
-        try:
-            for i, block in skipped.items():
-                places.listed[i] = _Injected(block, answered)
-            yield
-        finally:
-            for i, block in skipped.items():
-                places.listed[i] = block
+        return
+    number = places.numbering()
+
+    def answer(block: nn.Module, args: Args, kwargs: Kwargs) -> Any | None:
+        if number(block) > site:
+            return None
+        return architecture.answer(block, states, args, kwargs)
+
+    skipped = {i: places.listed[i] for i in places.order[:site]}
+    try:
+        for i, block in skipped.items():
+            places.listed[i] = _Injected(block, answer)
+        yield
+    finally:
+        for i, block in skipped.items():
+            places.listed[i] = block
 
 
 @contextmanager
@@ -217,7 +221,7 @@ def change(
     called: dict[str, Any] = {}
     inside: list[bool] = []
 
-    def begins(whole: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begins(whole: nn.Module, args: Args, kwargs: Kwargs) -> None:
         called.update(kwargs)
 
     def once(states: Tensor) -> Tensor:
@@ -228,10 +232,8 @@ def change(
         inside.clear()
         return moved
 
-    with (
-        model.register_forward_pre_hook(begins, with_kwargs=True),
-        _exchanging(places, site, once),
-    ):
+    begin = model.register_forward_pre_hook(begins, with_kwargs=True)
+    with begin, _exchanging(places, site, once):
         yield
 
 
@@ -242,34 +244,45 @@ def _exchanging(
     """Within it, the model goes on from `changed(states)` at `site`; of a module, in its own shape, type and device."""
     number = places.numbering()
 
-    def before(
-        block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any | None:
+    def before(block: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
         if number(block) > 1:  # a shared block runs again, on other states
             return None
-        states = changed(args[0] if args else kwargs["hidden_states"])
-        return (
-            ((states, *args[1:]), kwargs)
-            if args
-            else (args, {**kwargs, "hidden_states": states})
-        )
+        states = changed(_received(args, kwargs))
+        if args:
+            return (states, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": states}
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
+    def after(module: nn.Module, args: Args, output: Any) -> Any | None:
         if number(module) != site:
             return None
-        first, *others = output if isinstance(output, (tuple, list)) else [output]
-        states = changed(first).reshape(first.shape).to(first)
-        return (
-            type(output)((states, *others))
-            if isinstance(output, (tuple, list))
-            else states
-        )
+        old = _answered(output)
+        states = changed(old).reshape(old.shape).to(old)
+        if isinstance(output, (tuple, list)):
+            return type(output)((states, *output[1:]))
+        return states
 
     if site:
         hook = places[site - 1].register_forward_hook(after)
     else:
-        hook = places[0].register_forward_pre_hook(
-            before, prepend=True, with_kwargs=True
-        )
+        hook = _before(places[0], before)
     with hook:
         yield
+
+
+def _before(block: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    """Register a hook on the input of a block, before all others."""
+    return block.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+
+
+def _received(args: Args, kwargs: Kwargs) -> Tensor:
+    """The states that a block is called with."""
+    if args:
+        return args[0]
+    return kwargs["hidden_states"]
+
+
+def _answered(output: Any) -> Tensor:
+    """The states that a module answers with, alone or first of several."""
+    if isinstance(output, (tuple, list)):
+        return output[0]
+    return output

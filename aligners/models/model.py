@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read, reserved_positions
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
 from aligners.models.model_identity import (
+    code_not_run,
     code_of,
     implementation_of,
     preferred_implementation,
     settings_of,
 )
-from aligners.models.own_code import code_not_run
 
 Inputs = Mapping[str, Tensor]  # what a tokenizer makes
 
@@ -86,52 +86,67 @@ class FrozenModel:
         name: str,
         revision: str | None = None,
     ) -> None:
-        self.architecture = architecture_of(model.config.model_type)
-        settings = self.architecture.settings_of(model.config)
-        self.model, self.config = model.eval().requires_grad_(False), model.config
-        self.nbytes = sum(
-            part.nbytes
-            for weight in model.parameters()
-            for _, part in _parts("", weight)
-        )
-        self.dtype, self.sharded = model.dtype, is_sharded(model)
-        # A Mamba's blocks pass on float32, whatever its weights are.
-        self._passed = (
-            torch.float32
-            if getattr(settings, "residual_in_fp32", False)
-            else self.dtype
-        )
+        self.model = model.eval().requires_grad_(False)
+        self.config = model.config
         self.tokenizer = tokenizer
-        self.name, self.revision = name, revision
+        self.name = name
+        self.revision = revision
         self.cautions = code_not_run(model, tokenizer, name)
+        self.architecture = architecture_of(model.config.model_type)
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
         self._check_placement()
         self._caller = Caller(model)
+        self._note_sizes(model)
+        self._note_precision(model)
+        self._note_head(model)
+
+    def _note_sizes(self, model: PreTrainedModel) -> None:
+        """Set what the shapes of the model and its config say."""
+        settings = self.architecture.settings_of(model.config)
         self.width = int(settings.hidden_size)
-        self.vocabulary = len(cast(Any, model.get_input_embeddings()).weight)
         self.heads = int(getattr(settings, "num_attention_heads", None) or 0)
+        embeddings: Any = model.get_input_embeddings()
+        self.vocabulary = len(embeddings.weight)
+        self.max_length: int | None = None
+        positions = getattr(settings, "max_position_embeddings", None)
+        if positions and positions > 0:  # XLNet says -1 for no limit
+            self.max_length = int(positions) - reserved_positions(model)
+
+    def _note_precision(self, model: PreTrainedModel) -> None:
+        """Set what decides how the model rounds, and whose code computes it."""
+        self.dtype = model.dtype
+        self.nbytes = 0
+        for weight in model.parameters():
+            for _, part in _parts("", weight):
+                self.nbytes += part.nbytes
+        # A Mamba's blocks pass on float32, whatever its weights are.
+        settings = self.architecture.settings_of(model.config)
+        in_float32 = getattr(settings, "residual_in_fp32", False)
+        self._passed = torch.float32 if in_float32 else self.dtype
+        self.sharded = is_sharded(model)
+        self.quantised = quantisation(model.config)
+        self.attention_used = implementation_of(model)
+        self.attention_preferred = preferred_implementation(model)
+        self.code = code_of(model)
+
+    def _note_head(self, model: PreTrainedModel) -> None:
+        """Set what the head answers.
+
+        Raises:
+            ValueError: a classifier that reads the last token that is not padding has no padding token.
+        """
         self._head: Task | None = self._caller.task
-        asked = self._head == "classification" and _not_scored(model.config) is None
-        self.n_labels = model.config.num_labels if asked else None
+        self.n_labels: int | None = None
+        if self._head == "classification" and _not_scored(model.config) is None:
+            self.n_labels = model.config.num_labels
         self.regression = self.n_labels == 1
         self.class_map: tuple[tuple[int, ...], ...] | None = None
-        positions = (
-            getattr(settings, "max_position_embeddings", None) or -1
-        )  # XLNet says -1 for no limit
-        self.max_length = (
-            None if positions < 0 else int(positions) - reserved_positions(model)
-        )
-        self.quantised = quantisation(model.config)
-        self.attention_used, self.attention_preferred = (
-            implementation_of(model),
-            preferred_implementation(model),
-        )
-        self.code = code_of(model)
+        settings = self.architecture.settings_of(model.config)
         if self._caller.reads_last_token and settings.pad_token_id is None:
             raise UserError(
-                f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
-                "last token that is not padding. Set it to the padding token of its tokenizer."
+                f"Expected a `pad_token_id` in the config of {self.name}, but got none: a {type(model).__name__} "
+                "reads the last token that is not padding. Set it to the padding token of its tokenizer."
             )
 
     @cached_property
@@ -157,9 +172,9 @@ class FrozenModel:
     @property
     def no_task(self) -> str:
         """Why there is no task, as the end of such a sentence."""
-        return (
-            self.unasked or "has no classification head and none for language modelling"
-        )
+        if self.unasked:
+            return self.unasked
+        return "has no classification head and none for language modelling"
 
     @property
     def task(self) -> Task | None:
@@ -170,17 +185,20 @@ class FrozenModel:
     def sizes(self) -> dict[str, int | None]:
         """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
         settings = self.architecture.settings_of(self.config)
-        width = int(
-            getattr(settings, "head_dim", None) or self.width // max(self.heads, 1)
-        )
+        head_width = getattr(settings, "head_dim", None)
+        if not head_width:
+            head_width = self.width // max(self.heads, 1)
         rotary: Any = getattr(settings, "rope_parameters", None)
-        turned = (
-            None
-            if rotary is None
-            else int(width * rotary.get("partial_rotary_factor", 1))
-        )
-        about = {"layers": self.depth, "width": self.width, "heads": self.heads}
-        return {**about, "head_width": width, "rotary_width": turned}
+        rotary_width = None
+        if rotary is not None:
+            rotary_width = int(head_width * rotary.get("partial_rotary_factor", 1))
+        return {
+            "layers": self.depth,
+            "width": self.width,
+            "heads": self.heads,
+            "head_width": int(head_width),
+            "rotary_width": rotary_width,
+        }
 
     @property
     def device(self) -> torch.device:
@@ -214,18 +232,13 @@ class FrozenModel:
         for whole, parts in sorted(self.model.state_dict().items()):
             for name, weight in _parts(whole, parts):
                 digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-                digest.update(
-                    weight.cpu().contiguous().flatten().view(torch.uint8).numpy()
-                )
-        for name, layer in (
-            self.model.named_modules()
-            if getattr(self.model, "peft_config", None)
-            else ()
-        ):
-            if scaling := getattr(
-                layer, "scaling", None
-            ):  # of an adapter that is not merged
-                digest.update(f"{name} {scaling}\n".encode())
+                values = weight.cpu().contiguous().flatten()
+                digest.update(values.view(torch.uint8).numpy())
+        if getattr(self.model, "peft_config", None):  # an adapter that is not merged
+            for name, layer in self.model.named_modules():
+                scaling = getattr(layer, "scaling", None)
+                if scaling:
+                    digest.update(f"{name} {scaling}\n".encode())
         return digest.hexdigest()
 
     def identity(self) -> dict[str, Any]:
@@ -235,13 +248,10 @@ class FrozenModel:
             Its name, revision and fingerprint; `settings` of its config; `attention`, the implementation, which rounds;
             and `code`, a hash of code of its own, or None.
         """
-        named = {
+        return {
             "name": self.name,
             "revision": self.revision,
             "fingerprint": self.fingerprint,
-        }
-        return {
-            **named,
             "settings": settings_of(self.config),
             "attention": self.attention_used,
             "code": self.code,
@@ -265,7 +275,10 @@ class FrozenModel:
             ValueError: if a site is outside 0..L (1..L of a sub-layer), an input is unknown to the model, or the
                 component to its architecture.
         """
-        return self._run_trunk(inputs, sites, component)[0] if sites else []
+        if not sites:
+            return []
+        states, _, _ = self._run_trunk(inputs, sites, component)
+        return states
 
     def attention(
         self,
@@ -313,15 +326,18 @@ class FrozenModel:
         places = self._places(component)
         for site in sites:
             self.check_site(site, "sites", component)
-        layout, outputs, trunk = self._layout(inputs), list[Any](), self._caller.trunk
+        layout = self._layout(inputs)
+        trunk = self._caller.trunk
         arguments = self._caller.arguments(trunk, inputs, layout) | options
-        raw = read(
-            places, sites, lambda: outputs.append(trunk(**arguments)), leave=not options
-        )
-        shape = inputs["input_ids"].shape
-        states = {
-            site: self._outward(state, shape, layout) for site, state in raw.items()
-        }
+        outputs: list[Any] = []
+
+        def run() -> None:
+            outputs.append(trunk(**arguments))
+
+        raw = read(places, sites, run, leave=not options)
+        states = {}
+        for site, state in raw.items():
+            states[site] = self._outward(state, inputs, layout)
         return [states[site] for site in sites], outputs, layout
 
     def untrained(self, seed: int) -> "FrozenModel":
@@ -337,10 +353,8 @@ class FrozenModel:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
             fresh: Any = type(self.model)(config, **options)
-        placed, name = (
-            place_like(fresh.to(self.dtype), self.model),
-            f"{self.name} (untrained, seed {seed})",
-        )
+        placed = place_like(fresh.to(self.dtype), self.model)
+        name = f"{self.name} (untrained, seed {seed})"
         return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
     def tail(
@@ -370,10 +384,7 @@ class FrozenModel:
                 f"Expected `states` of shape (B, T, d) = {expected}, one row for every position of the "
                 f"inputs, but got {tuple(states.shape)}."
             )
-        kind = self.device.type
-        if not (
-            torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        ):
+        if not _is_autocast(self.device.type):
             states = states.to(self._passed)
         states = layout.turn(states)
         if self.architecture.sequence_first:
@@ -393,15 +404,13 @@ class FrozenModel:
         if later == site:
             return self.tail(inputs, site, states), states
         logits: list[Tensor] = []
-        raw = read(
-            self.blocks,
-            [later],
-            lambda: logits.append(self.tail(inputs, site, states)),
-            leave=False,
-        )
-        return logits[0], self._outward(
-            raw[later], inputs["input_ids"].shape, self._layout(inputs)
-        )
+
+        def run() -> None:
+            logits.append(self.tail(inputs, site, states))
+
+        raw = read(self.blocks, [later], run, leave=False)
+        layout = self._layout(inputs)
+        return logits[0], self._outward(raw[later], inputs, layout)
 
     def check_site(
         self, site: int, argument: str, component: Component = "residual"
@@ -411,17 +420,16 @@ class FrozenModel:
         Raises:
             ValueError: naming `argument` and L.
         """
-        least, what = (
-            first_site(component),
-            "site 0 is the input of the first and site l the output of block l",
-        )
+        least = first_site(component)
+        if least <= site <= self.depth:
+            return
+        what = "site 0 is the input of the first and site l the output of block l"
         if component != "residual":
             what = f"and site l is what the {component} of block l adds"
-        if not least <= site <= self.depth:
-            raise UserError(
-                f"Expected `{argument}` between {least} and {self.depth}, but got {site}: {self.name} has "
-                f"L = {self.depth} blocks, {what}."
-            )
+        raise UserError(
+            f"Expected `{argument}` between {least} and {self.depth}, but got {site}: {self.name} has "
+            f"L = {self.depth} blocks, {what}."
+        )
 
     def self_test(self, inputs: Inputs, component: Component = "residual") -> None:
         """Check on one batch that injecting what was read gives bit-identical logits at every site.
@@ -437,22 +445,20 @@ class FrozenModel:
                 raise RuntimeError(
                     f"{self.name} gives non-finite logits: nothing read from it can be trusted."
                 )
-            for site, states in zip(
-                sites, self.front(inputs, sites, component), strict=True
-            ):
+            read_states = self.front(inputs, sites, component)
+            for site, states in zip(sites, read_states, strict=True):
                 received = self.tail(inputs, site, states, component)
-                if not torch.equal(received, expected):
-                    what = (
-                        f"site {site}"
-                        if component == "residual"
-                        else f"the {component} of block {site}"
-                    )
-                    raise RuntimeError(
-                        f"Injecting what was read at {what} of {self.name} changes its logits by up to "
-                        f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An evaluation would "
-                        f"measure that difference: check the entry of {self.model.config.model_type!r} in "
-                        "aligners/models/architectures.yaml, and your own hooks."
-                    )
+                if torch.equal(received, expected):
+                    continue
+                what = f"the {component} of block {site}"
+                if component == "residual":
+                    what = f"site {site}"
+                largest = (received - expected).abs().max().item()
+                raise RuntimeError(
+                    f"Injecting what was read at {what} of {self.name} changes its logits by up to {largest:.3g} "
+                    "instead of by exactly 0. An evaluation would measure that difference: check the entry of "
+                    f"{self.model.config.model_type!r} in aligners/models/architectures.yaml, and your own hooks."
+                )
 
     @contextmanager
     def fresh_head(self, seed: int) -> Iterator[None]:
@@ -469,24 +475,23 @@ class FrozenModel:
                 f"Expected a model with a classification head, but got {self.name}, a "
                 f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
             )
-        with with_head(self.model, drawn(self.model, outside(self.model), seed)):
+        head = drawn(self.model, outside(self.model), seed)
+        with with_head(self.model, head):
             yield
 
     @torch.no_grad()
     def _last_states(self, ids: Tensor) -> Tensor:
         """The states (B, T, d) at the last site, of token ids (B, T)."""
-        (states,) = self.front(
-            {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, [self.depth]
-        )
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        (states,) = self.front(inputs, [self.depth])
         return states
 
     def _places(self, component: Component) -> Places:
         """The modules at which a component is read and injected."""
         if component == "residual":
             return self.blocks
-        return self.blocks.sub_layers(
-            self.architecture.sub_layer(component, self.model.config)
-        )
+        layer = self.architecture.sub_layer(component, self.model.config)
+        return self.blocks.sub_layers(layer)
 
     def _check_answers(self) -> None:
         """Raise unless the model has logits. It may be run for that: before anything is read or replaced in it."""
@@ -502,21 +507,24 @@ class FrozenModel:
                 "alone. Name a model that was fine-tuned to classify or that predicts tokens."
             )
 
-    def _outward(self, states: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
-        """States as blocks answer for a batch of this shape (B, T), whose axes may be flattened -> the caller's."""
+    def _outward(self, states: Tensor, inputs: Inputs, layout: Layout) -> Tensor:
+        """States as blocks answer for a batch, whose axes may be flattened -> (B, T, d) as the caller has it."""
+        texts, tokens = inputs["input_ids"].shape
         if self.architecture.sequence_first:
-            return layout.turn_back(states.reshape(*shape[::-1], -1).transpose(0, 1))
-        return layout.turn_back(states.reshape(*shape, -1))
+            states = states.reshape(tokens, texts, -1).transpose(0, 1)
+        else:
+            states = states.reshape(texts, tokens, -1)
+        return layout.turn_back(states)
 
     def _layout(self, inputs: Inputs) -> Layout:
         """The layout of a batch, before anything is run on it."""
-        if (
-            self.model.training
-        ):  # a module that holds the bare model was put into train mode
+        if self.model.training:
+            # a module that holds the bare model was put into train mode
             self.model.eval()
         return self._caller.layout(inputs)
 
     def _check_placement(self) -> None:
+        """Raise if the weights are not where they are used."""
         check_placement(self.model, self.blocks)
 
 
@@ -525,11 +533,10 @@ def quantisation(config: PreTrainedConfig) -> str | None:
     quantised: Any = getattr(config, "quantization_config", None)
     if quantised is None:
         return None
-    method = (
-        quantised.get("quant_method")
-        if isinstance(quantised, dict)
-        else getattr(quantised, "quant_method", None)
-    )
+    if isinstance(quantised, dict):
+        method = quantised.get("quant_method")
+    else:
+        method = getattr(quantised, "quant_method", None)
     return str(getattr(method, "value", method))
 
 
@@ -555,7 +562,14 @@ def _parts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts(f"{name}.{part}", getattr(weight, part))
 
 
+def _is_autocast(device: str) -> bool:
+    """Whether autocast is on for a kind of device, and is known there."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:
     """Restore the caller's order on both token axes of (B, H, T, T)."""
-    weights = layout.turn_back(weights.transpose(1, 2)).transpose(1, 2)
-    return layout.turn_back(weights.transpose(1, 3)).transpose(1, 3)
+    for axis in (2, 3):
+        turned = layout.turn_back(weights.transpose(1, axis))
+        weights = turned.transpose(1, axis)
+    return weights

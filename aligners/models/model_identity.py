@@ -1,4 +1,4 @@
-"""Which model a model is: its weights, and what else decides what it computes from a text."""
+"""Which model a model is: its weights, and what else decides what it computes from a text; code that was not run."""
 
 import inspect
 import json
@@ -6,55 +6,57 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-Identity = Mapping[
-    str, Any
-]  # name, revision, fingerprint; settings and attention, which earlier versions did not keep
+from aligners.models.architectures import architecture_of
 
-# What a config says that no state of a frozen model depends on: names and versions, what a head's answers are called,
-# how texts are generated, and how a model is trained.
+# name, revision, fingerprint; settings and attention, which earlier versions did not keep
+Identity = Mapping[str, Any]
+
+# What a config says that no state of a frozen model depends on.
 BESIDE = (
-    *(
-        "_name_or_path",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "architectures",
-        "id2label",
-        "label2id",
-    ),
-    *(
-        "problem_type",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "torchscript",
-    ),
-    *(
-        "bos_token_id",
-        "eos_token_id",
-        "sep_token_id",
-        "decoder_start_token_id",
-        "forced_eos_token_id",
-    ),
-    *(
-        "initializer_range",
-        "initializer_factor",
-        "task_specific_params",
-        "finetuning_task",
-        "tie_word_embeddings",
-    ),
-    *(
-        "chunk_size_feed_forward",
-        "gradient_checkpointing",
-        "tokenizer_class",
-        "_attn_implementation_autoset",
-    ),
-    *("attn_implementation", "_attn_implementation"),
+    # names and versions
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "architectures",
+    "tokenizer_class",
+    "_attn_implementation_autoset",
+    "attn_implementation",
+    "_attn_implementation",
+    # what a head's answers are called, and what else comes with them
+    "id2label",
+    "label2id",
+    "problem_type",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "torchscript",
+    # how texts are generated
+    "bos_token_id",
+    "eos_token_id",
+    "sep_token_id",
+    "decoder_start_token_id",
+    "forced_eos_token_id",
+    # how a model is trained
+    "initializer_range",
+    "initializer_factor",
+    "task_specific_params",
+    "finetuning_task",
+    "tie_word_embeddings",
+    "chunk_size_feed_forward",
+    "gradient_checkpointing",
 )
 
+# What loads a model with a head for each task, as the files of a model name it.
+LOADERS = {
+    "classification": "AutoModelForSequenceClassification",
+    "masked": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+}
+DYNAMIC = "transformers_modules"  # the package that such code is imported into
 
 DECIDING = ("fingerprint", "settings", "code")
 
@@ -66,9 +68,8 @@ def deciding(identity: Identity) -> dict[str, Any]:
 
 def settings_of(config: PreTrainedConfig) -> dict[str, Any]:
     """What a config says that its model's states depend on, as JSON gives it back."""
-    return json.loads(
-        json.dumps(_without_names(config.to_dict()), sort_keys=True, default=str)
-    )
+    settings = _without_names(config.to_dict())
+    return json.loads(json.dumps(settings, sort_keys=True, default=str))
 
 
 def code_of(model: PreTrainedModel) -> str | None:
@@ -77,9 +78,10 @@ def code_of(model: PreTrainedModel) -> str | None:
     if module is None or module.__name__.startswith("transformers."):
         return None
     try:
-        return blake2b(inspect.getsource(module).encode(), digest_size=16).hexdigest()
+        source = inspect.getsource(module)
     except OSError:
         return None
+    return blake2b(source.encode(), digest_size=16).hexdigest()
 
 
 def implementation_of(model: PreTrainedModel) -> str | None:
@@ -108,12 +110,16 @@ def differing(then: Identity, now: Identity) -> list[str]:
 
 def listed_change(then: Identity, now: Identity) -> str:
     """Say which model was there and which is now, by name, weights, and what else has changed."""
-    changed = differing(then, now)
-    said = f"{then['name']} (fingerprint {str(then['fingerprint'])[:12]}) and is "
-    said += f"{now['name']} (fingerprint {str(now['fingerprint'])[:12]})"
+    said = f"{_named(then)} and is {_named(now)}"
     if then["fingerprint"] != now["fingerprint"]:
         return said
-    return f"{said}, whose weights are the same, but {', '.join(changed[:4])}"
+    changed = ", ".join(differing(then, now)[:4])
+    return f"{said}, whose weights are the same, but {changed}"
+
+
+def _named(identity: Identity) -> str:
+    """The name of a model and the first letters of its fingerprint."""
+    return f"{identity['name']} (fingerprint {str(identity['fingerprint'])[:12]})"
 
 
 def same_model(a: Identity, b: Identity) -> bool:
@@ -127,6 +133,7 @@ def same_models(some: Sequence[Identity], others: Sequence[Identity]) -> bool:
 
 
 def _without_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and the configs in it, without what no state depends on."""
     kept = {}
     for name, value in config.items():
         if name in BESIDE or "drop" in name:  # dropout is off
@@ -143,8 +150,55 @@ def _changed(then: Any, now: Any, name: str) -> list[str]:
             if key in now:
                 changed += _changed(then[key], now[key], f"{name}.{key}".lstrip("."))
         return changed
-    return (
-        []
-        if then == now
-        else [f"its {name} was {json.dumps(then)} and is {json.dumps(now)}"]
-    )
+    if then == now:
+        return []
+    return [f"its {name} was {json.dumps(then)} and is {json.dumps(now)}"]
+
+
+def code_not_run(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str
+) -> list[str]:
+    """Cautions about classes that the files of a model name for what was loaded, where others were loaded instead.
+
+    Args:
+        model: as it was loaded.
+        tokenizer: likewise.
+        name: of the model, for the sentences.
+
+    Returns:
+        At most one sentence.
+    """
+    config = model.config
+    of_model: Mapping[str, Any] = getattr(config, "auto_map", None) or {}
+    of_tokenizer: Mapping[str, Any] = {}
+    if tokenizer is not None:
+        of_tokenizer = tokenizer.init_kwargs.get("auto_map") or {}
+    task = architecture_of(config.model_type).task(type(model).__name__, config)
+    loader = LOADERS.get(str(task), "AutoModel")
+    of_words = of_tokenizer.get("AutoTokenizer") or of_model.get("AutoTokenizer")
+
+    missed = _missed("model", of_model.get(loader), model)
+    missed += _missed("config", of_model.get("AutoConfig"), config)
+    missed += _missed("tokenizer", of_words, tokenizer)
+    if not missed:
+        return []
+    return [
+        f"Caution: the files of {name} name code of their own that was not run: {'; '.join(missed)}. What was loaded "
+        "may be another model. If you trust that code, set `data.trust_remote_code` to true, or load it yourself."
+    ]
+
+
+def _missed(what: str, code: Any, loaded: object) -> list[str]:
+    """Say which class an entry of `auto_map`, perhaps of a slow and a fast one, names where another was loaded."""
+    if isinstance(code, (list, tuple)):
+        code = next(filter(None, reversed(code)), None)
+    if code is None or loaded is None or _is_own(loaded):
+        return []
+    taken = type(loaded).__name__
+    return [f"{code} for its {what}, where {taken} of transformers was taken"]
+
+
+def _is_own(loaded: object) -> bool:
+    """Whether the class of an object, or one that it builds on, is such code."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(loaded).__mro__}
+    return DYNAMIC in packages

@@ -18,9 +18,8 @@ from aligners.models.architectures import register_solu
 from aligners.models.tokenizers import byte_pairs, ended_texts, word_pieces
 
 ACTIVATIONS = ("gelu_new", "solu")
-TOKENIZER_CHARACTERS = (
-    5_000_000  # of IMDB's 25 million: the rest makes no better tokenizer
-)
+# of IMDB's 25 million: the rest makes no better tokenizer
+TOKENIZER_CHARACTERS = 5_000_000
 
 Batch = dict[str, Tensor]
 
@@ -375,7 +374,8 @@ def classified(
 def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
     """Mean cross-entropy of the next tokens."""
     logits = model(**batch, use_cache=False).logits[:, :-1]
-    return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+    next_ids = batch["input_ids"][:, 1:]
+    return cross_entropy(logits.flatten(0, 1), next_ids.flatten())
 
 
 def masked_tokens(
@@ -386,9 +386,8 @@ def masked_tokens(
     """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
     masked = batch["labels"] != -100
     output = model.bert(input_ids=batch["input_ids"], attention_mask=attention_mask)
-    return cross_entropy(
-        model.cls(output.last_hidden_state[masked]), batch["labels"][masked]
-    )
+    logits = model.cls(output.last_hidden_state[masked])
+    return cross_entropy(logits, batch["labels"][masked])
 
 
 def masked_and_padded(model: transformers.BertForMaskedLM, batch: Batch) -> Tensor:
@@ -397,6 +396,7 @@ def masked_and_padded(model: transformers.BertForMaskedLM, batch: Batch) -> Tens
 
 
 def _stacked(rows: list[Tensor]) -> Batch:
+    """Rows of token ids as one batch."""
     return {"input_ids": torch.stack(rows)}
 
 
@@ -486,9 +486,10 @@ def recipe_in_names(options: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(options)
     recipe = options.pop("recipe", None) or {}
     usual = asdict(Recipe())
-    changed = {
-        field: value for field, value in recipe.items() if value != usual.get(field)
-    }
+    changed = {}
+    for field, value in recipe.items():
+        if value != usual.get(field):
+            changed[field] = value
     for option in ("model_x", "model_y"):
         if option in options:
             options[option] = _named_with(options[option], changed)
@@ -501,10 +502,9 @@ def _named_with(name: str, changed: Mapping[str, Any]) -> str:
     """The name of an embedded classifier with further fields, unless it has them; other names as they are."""
     if not changed or not str(name).startswith("embedded:"):
         return name
-    prefix, seed, *written = name.split(":")
-    entries = [
-        f"{field}={value}"
-        for field, value in changed.items()
-        if f"{field}=" not in name
-    ]
-    return ":".join([prefix, seed, ",".join([*written, *entries])])
+    prefix, seed, *entries = name.split(":")
+    for field, value in changed.items():
+        if f"{field}=" not in name:
+            entries.append(f"{field}={value}")
+    written = ",".join(entries)
+    return f"{prefix}:{seed}:{written}"

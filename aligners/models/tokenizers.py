@@ -10,8 +10,6 @@ from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from aligners.errors import check_range
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -27,19 +25,18 @@ def word_pieces(texts: list[str], vocabulary: int, max_length: int) -> BertToken
         max_length: longest text in tokens, for those who ask the tokenizer.
     """
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    letters = sorted(
-        {
-            c
-            for text in texts
-            for c in tokenizer.normalizer.normalize_str(text)
-            if not c.isspace()
-        }
-    )
+    tokenizer.normalizer = BertNormalizer()
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    used: set[str] = set()
+    for text in texts:
+        normal = tokenizer.normalizer.normalize_str(text)
+        used.update("".join(normal.split()))
+    letters = sorted(used)
+    inner = [f"##{letter}" for letter in letters]
     trainer = WordPieceTrainer(
         vocab_size=vocabulary,
         initial_alphabet=letters,
-        special_tokens=SPECIAL + [f"##{letter}" for letter in letters],
+        special_tokens=SPECIAL + inner,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -64,10 +61,8 @@ def byte_pairs(
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())  # in order, as above
     check_range(least=len(bytes_) + 1, vocabulary=vocabulary)
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=vocabulary,
         initial_alphabet=bytes_,

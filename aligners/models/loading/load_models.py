@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +26,12 @@ from aligners.models.loading.model_files import (
 )
 from aligners.models.loading.placement import DeviceMap, check_device_map
 from aligners.models.model import FrozenModel, quantisation
+from aligners.models.model_identity import LOADERS
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 logger = getLogger(__name__)
-
-_HEADS: dict[Task, Any] = {
-    "classification": transformers.AutoModelForSequenceClassification,
-    "masked": transformers.AutoModelForMaskedLM,
-    "causal": transformers.AutoModelForCausalLM,
-}
 
 
 def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) -> None:
@@ -202,11 +197,15 @@ class _Checkpoint:
     def _skeleton(self, task: Task | None, **options: Any) -> PreTrainedModel:
         """The model with the head of a task and without weights, on the meta device."""
         options["trust_remote_code"] = self.source["trust_remote_code"]
+        loader, bare = self._loader(task)
         with torch.device("meta"):
-            if task is not None:
-                return _HEADS[task].from_config(self.config, **options)
-            options |= self.architecture.bare
-            return self.architecture.bare_class.from_config(self.config, **options)
+            return loader.from_config(self.config, **options, **bare)
+
+    def _loader(self, task: Task | None) -> tuple[Any, Mapping[str, Any]]:
+        """The class that loads the model with the head of a task, and its arguments."""
+        if task is None:
+            return self.architecture.bare_class, self.architecture.bare
+        return getattr(transformers, LOADERS[task]), {}
 
     def read(self) -> PreTrainedModel:
         """The model with its weights.
@@ -240,10 +239,8 @@ class _Checkpoint:
             "device_map": self.device_map,
             "merge_adapters": self.merge_adapters,
         }
-        if task is not None:
-            return read_weights(self.name, _HEADS[task], options)
-        options |= self.architecture.bare
-        return read_weights(self.name, self.architecture.bare_class, options)
+        loader, bare = self._loader(task)
+        return read_weights(self.name, loader, {**options, **bare})
 
     def _lacks_head(self, model: PreTrainedModel, unfit: Sequence[str]) -> bool:
         """Whether all that is random belongs to a language modelling head.

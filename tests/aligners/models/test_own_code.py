@@ -13,7 +13,7 @@ from transformers import dynamic_module_utils
 
 from aligners import api
 from aligners.models import load_frozen
-from aligners.models.own_code import code_not_run
+from aligners.models.model_identity import code_not_run
 
 CODE = """from transformers import LlamaForCausalLM
 
