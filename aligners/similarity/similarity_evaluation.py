@@ -128,10 +128,7 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _choose_layers(self, data: LayerActivations) -> None:
         """The models, their layers and their sizes."""
-        on_attention = []
-        for measure in self.measures:
-            if measure.family in ATTENTION:
-                on_attention.append(measure.name)
+        on_attention = [m.name for m in self.measures if m.family in ATTENTION]
         if on_attention and not data.attention:
             raise UserError(
                 "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "

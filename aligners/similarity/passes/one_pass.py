@@ -86,7 +86,7 @@ class PassRun:
         else:
             for m, scales in self.scales.items():
                 scales.update(batch.states[m])
-        observed = self._observed(batch)
+        observed = self._folded(batch, batch.states, batch.attention)
         for sums in self.streams.values():
             if sums.stream.split == split and sums.tiles:
                 rows = self._rows_of(sums.stream, batch, observed)
@@ -124,15 +124,6 @@ class PassRun:
 
     # ------------------------------------------------------------------ the rows of each stream
 
-    def _observed(self, batch: LayerBatch) -> BatchRows:
-        """The rows as they are."""
-        states, attention = {}, {}
-        for m in self.this.models:
-            states[m] = batch.states[m]
-            if batch.attention is not None:
-                attention[m] = batch.attention[m]
-        return self._folded(batch, states, attention)
-
     def _rows_of(
         self, stream: Stream, batch: LayerBatch, observed: BatchRows
     ) -> BatchRows:
@@ -143,8 +134,7 @@ class PassRun:
             return self._untrained(batch)
         if stream.name in FAR_VALUES.values():
             beside = batch.counterpart
-            states = {m: beside.states[m] for m in self.this.models}
-            return self._folded(beside, states, {})
+            return self._folded(beside, beside.states, None)
         if stream.name == "standardised":
             rows = {m: self._standardised(batch, m) for m in self.this.models}
             return observed._replace(x=rows, y=rows)
@@ -168,25 +158,23 @@ class PassRun:
     def _folded(
         self,
         batch: LayerBatch,
-        states: Mapping[int, Tensor],
-        attention: Mapping[int, Sequence[Tensor]],
+        states: Mapping[int, Tensor] | Sequence[Tensor],
+        attention: Mapping[int, Sequence[Tensor]] | Sequence[Sequence[Tensor]] | None,
     ) -> BatchRows:
         """Rows of each model, with attention, if it is wanted, between the words that all models have."""
         words = batch.text[:0]
-        heads: dict[int, Tensor] = {}
-        if self.settings.attention and attention:
+        if self.settings.attention and attention is not None:
             counts = cast(Tensor, batch.texts.word_count)
             places = cast(tuple[Tensor, ...], batch.texts.words)
             some = counts > 0
             words = counts[some]
-            if not len(words):
-                attention = {}
-            for m, weights in attention.items():
-                blocks = [block[some] for block in weights]
-                heads[m] = fold(blocks, places[m][some], words)
         rows = {}
-        for m, values in states.items():
-            rows[m] = ModelRows(values, heads.get(m))
+        for m in self.this.models:
+            heads = None
+            if attention is not None and len(words):
+                blocks = [block[some] for block in attention[m]]
+                heads = fold(blocks, places[m][some], words)
+            rows[m] = ModelRows(states[m], heads)
         return BatchRows(batch.text, batch.token, words, x=rows, y=rows)
 
 

@@ -48,10 +48,7 @@ class Stream(NamedTuple):
     @property
     def budgets(self) -> list[int]:
         """Sizes of the samples of rows that its measures need."""
-        budgets = set()
-        for measure in self.measures:
-            if measure.family == "rows":
-                budgets.add(measure.budget)
+        budgets = {each.budget for each in self.measures if each.family == "rows"}
         return sorted(budgets)
 
     @property
@@ -91,14 +88,8 @@ def streams_of(
         beside: with_far or without_far, the rows that stand beside those that count; None: there are none.
     """
     every = tuple(measures)
-    on_states: tuple[Measure, ...] = ()
-    fitted: tuple[Measure, ...] = ()
-    for measure in measures:
-        if measure.family not in ATTENTION:
-            on_states += (measure,)
-        if measure.held_out is not None:
-            fitted += (measure,)
-
+    on_states = tuple(each for each in measures if each.family not in ATTENTION)
+    fitted = tuple(each for each in measures if each.held_out is not None)
     if controls:
         streams = [Stream("fit", fitted, split="fit"), Stream("value", every, groups)]
         for roll in range(permutations):
