@@ -15,10 +15,8 @@ PAIR = 12  # of a few layer pairs of the moments between two
 BLOCKS = 4  # of a block of all layers' rows and Gram matrices
 LAYER = 4  # of a layer of a sample of rows
 FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
-DISTANCES, FEW = (
-    1.5,
-    2000,
-)  # of all pairs of rows, for samples of at most so many: those of RBF CKA
+# of all pairs of rows, for samples of at most so many: those of RBF CKA
+DISTANCES, FEW = 1.5, 2000
 
 
 class PassMemory:
@@ -35,43 +33,33 @@ class PassMemory:
     def __init__(
         self, settings: Settings, rows: int, entries: int, weights: Sequence[int]
     ) -> None:
-        self._settings, self._rows, self._entries, self._weights = (
-            settings,
-            rows,
-            entries,
-            weights,
-        )
+        self._settings = settings
+        self._rows = rows
+        self._entries = entries
+        self._weights = weights
 
     def of(self, tiles: Sequence[Tile]) -> int:
         """Bytes of a pass with these tiles: models, what is kept of layers and of pairs, and the largest measure."""
-        shapes = self._settings.shapes
-        taken = (
-            DOUBLE
-            * BATCH
-            * self._rows
-            * max(shape.layers * shape.width for shape in shapes)
-        )
+        features = max(shape.layers * shape.width for shape in self._settings.shapes)
+        taken = DOUBLE * BATCH * self._rows * features
         for model in {span.model for span in spans_of(tiles)}:
             taken += self._of_model(model)
         for stream in self._settings.streams:
             taken += self._of_stream(stream, tiles)
-        return taken + max(self._of_measuring(tile) for tile in tiles)
+        return taken + max(map(self._of_measuring, tiles))
 
     def _of_model(self, model: int) -> int:
         """Its batch, also as an untrained twin reads it and as a control has it, and its weights."""
-        shape, streams = self._settings.shapes[model], self._settings.streams
-        readers = 1 + any(stream.name == "untrained" for stream in streams)
-        changed = any(stream.name not in ("value", "fit") for stream in streams)
-        rows = (
-            self._rows
-            * shape.layers
-            * shape.width
-            * (readers * SINGLE + changed * DOUBLE)
-        )
-        attention = (
-            self._entries * shape.blocks * shape.heads * readers * WORDS * DOUBLE
-        )
-        return rows + attention + self._weights[model]
+        shape = self._settings.shapes[model]
+        names = {stream.name for stream in self._settings.streams}
+        readers = 1 + ("untrained" in names)
+        taken = readers * SINGLE
+        if names - {"value", "fit"}:
+            taken += DOUBLE
+        rows = self._rows * shape.layers * shape.width
+        heads = self._entries * shape.blocks * shape.heads
+        attention = heads * readers * WORDS * DOUBLE
+        return rows * taken + attention + self._weights[model]
 
     def _of_stream(self, stream: Stream, tiles: Sequence[Tile]) -> int:
         """What is kept of the layers and of the pairs of layers."""
@@ -88,7 +76,8 @@ class PassMemory:
 
     def _of_tile(self, stream: Stream, tile: Tile) -> int:
         """The products of X with Y, and sums over pairs of heads."""
-        x, y = self._settings.shape_of(tile.x), self._settings.shape_of(tile.y)
+        x = self._settings.shape_of(tile.x)
+        y = self._settings.shape_of(tile.y)
         groups = stream.groups_of(tile.pair)
         entries = 0
         if "moments" in stream.families:
@@ -97,15 +86,19 @@ class PassMemory:
                 grids += groups * len(self._settings.matching(tile))
             entries += grids * x.width * y.width
         if tile.leads:
-            grids = 4 * ("heads" in stream.families) + (
-                "head_moments" in stream.families
-            )
-            entries += groups * grids * x.blocks * x.heads * y.blocks * y.heads
+            grids = 0
+            if "heads" in stream.families:
+                grids += 4
+            if "head_moments" in stream.families:
+                grids += 1
+            pairs = x.blocks * x.heads * y.blocks * y.heads
+            entries += groups * grids * pairs
         return DOUBLE * entries
 
     def _of_measuring(self, tile: Tile) -> int:
         """What it takes for a while to compute the measures of a tile."""
-        x, y = self._settings.shape_of(tile.x), self._settings.shape_of(tile.y)
+        x = self._settings.shape_of(tile.x)
+        y = self._settings.shape_of(tile.y)
         widest = max(x.width, y.width)
         most = PAIR * max(TILE, DOUBLE * widest**2)
         for stream in self._settings.streams:
@@ -116,25 +109,29 @@ class PassMemory:
 
 def _of_span(stream: Stream, shape: Shape) -> int:
     """The moments, their whitenings and samples of some layers in one stream."""
-    entries = SINGLE * shape.width * sum(stream.budgets)
+    taken = SINGLE * shape.width * sum(stream.budgets)
     if "moments" in stream.families:
-        matrices = 1 + stream.groups if stream.groups > 1 else 1
+        matrices = 1
+        if stream.groups > 1:
+            matrices += stream.groups
         shared = set()  # whitenings, which measures share
         for measure in stream.measures:
             if measure.family == "moments" and measure.whitened:
                 shared.add(measure.whitened)
-        entries += DOUBLE * (matrices + len(shared)) * shape.width**2
-    return shape.layers * entries
+        matrices += len(shared)
+        taken += DOUBLE * matrices * shape.width**2
+    return shape.layers * taken
 
 
 def _of_sample(n: int, x: Shape, y: Shape) -> int:
     """A layer of rows, the distances between them, and blocks of Gram matrices or all rows in double precision."""
+    features = x.layers * x.width + y.layers * y.width
     if by_gram(n, x.layers, x.width, y.layers, y.width, double=True):
-        a_layer = BLOCKS * BLOCK
-        rows = a_layer * x.layers * (BLOCK + x.width) + a_layer * y.layers * (
-            BLOCK + y.width
-        )
+        grams = BLOCK * (x.layers + y.layers)
+        entries = BLOCKS * BLOCK * (grams + features)
     else:
-        rows = FEATURES * n * (x.layers * x.width + y.layers * y.width)
-    distances = DISTANCES * n**2 if n <= FEW else 0
-    return int(DOUBLE * (rows + LAYER * n * max(x.width, y.width) + distances))
+        entries = FEATURES * n * features
+    entries += LAYER * n * max(x.width, y.width)
+    if n <= FEW:
+        entries += int(DISTANCES * n**2)
+    return DOUBLE * entries

@@ -1,5 +1,6 @@
 """Plans the passes over the texts: which pairs of models are summed in each, so that all fit in the memory."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,10 +136,8 @@ class Settings(NamedTuple):
 
     def matching(self, tile: Tile) -> list[tuple[int, int]]:
         """Positions in a tile of matching layers, for which there are intervals."""
-        layers_x, layers_y = (
-            self.reader.layers[tile.x.model],
-            self.reader.layers[tile.y.model],
-        )
+        layers_x = self.reader.layers[tile.x.model]
+        layers_y = self.reader.layers[tile.y.model]
         positions = []
         for layer_x, layer_y in matching_layers(layers_x, layers_y):
             a = layers_x.index(layer_x) - tile.x.first
@@ -149,9 +148,10 @@ class Settings(NamedTuple):
 
     def layers_read(self, this: Pass) -> list[list[int]]:
         """Numbers of the layers that a pass reads, of each model."""
-        read = []
+        read: list[list[int]] = []
         for m, layers in enumerate(self.reader.layers):
-            read.append([layers[place] for place in this.positions(m)])
+            positions = this.positions(m)
+            read.append([layers[place] for place in positions])
         return read
 
 
@@ -194,22 +194,25 @@ def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
         passes: all of them.
         models: names of the models.
     """
+    times = Counter(m for this in passes for m in this.models)
     names_by_times: dict[int, list[str]] = {}
     for m, name in enumerate(models):
-        times = sum(m in this.models for this in passes)
-        names_by_times.setdefault(times, []).append(name)
+        names_by_times.setdefault(times[m], []).append(name)
     parts = []
-    for times, names in sorted(names_by_times.items()):
-        who = ", ".join(names) if len(names_by_times) > 1 else "every model"
-        parts.append(f"{who} {times} time{'s' * (times != 1)}")
-    count = f"{len(passes)} pass{'es' * (len(passes) != 1)}"
-    return f"{count} over the texts, and reads {'; '.join(parts)}"
+    for count, names in sorted(names_by_times.items()):
+        who = "every model"
+        if len(names_by_times) > 1:
+            who = ", ".join(names)
+        parts.append(f"{who} {count} time{'s' * (count != 1)}")
+    number = f"{len(passes)} pass{'es' * (len(passes) != 1)}"
+    return f"{number} over the texts, and reads {'; '.join(parts)}"
 
 
 def _tiles_of(pair: tuple[int, int], layers: Sequence[int], parts: int) -> list[Tile]:
     """The tiles of a pair of models whose layers are cut into so many parts."""
     i, j = pair
-    spans_x, spans_y = _cut(i, layers[i], parts), _cut(j, layers[j], parts)
+    spans_x = _cut(i, layers[i], parts)
+    spans_y = _cut(j, layers[j], parts)
     whole = len(spans_x) == len(spans_y) == 1
     return [Tile(x, y, whole) for x, y in product(spans_x, spans_y)]
 
