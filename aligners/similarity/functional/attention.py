@@ -127,8 +127,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     """
     _check("a", a, words)
     _check("b", b, words)
-    pairs = real_pairs(words, a.shape[-1])
-    seen = pairs
+    seen = pairs = real_pairs(words, a.shape[-1])
     if not (looks_ahead(a) or looks_ahead(b)):
         seen = pairs.tril()
     shape = (*a.shape[:2], *b.shape[:2])
@@ -136,14 +135,12 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     b = b.double().flatten(0, 1)
     units_a, varies_a = _standardised(a, seen)
     units_b, varies_b = _standardised(b, seen)
-    correlation = units_a @ units_b.mT
-    correlated = varies_a @ varies_b.mT
     divergence = _divergences(a[:, pairs], b[:, pairs])
     used = words.where(words > 1, 0).double()
     return AttentionSums(
         distance=_distances(a, b).view(shape),
-        correlation=correlation.view(shape),
-        correlated=correlated.view(shape),
+        correlation=(units_a @ units_b.mT).view(shape),
+        correlated=(varies_a @ varies_b.mT).view(shape),
         divergence=divergence.view(shape),
         texts=(used > 0).sum().double(),
         words=used.sum(),
@@ -171,17 +168,9 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
         ValueError: a word has no token or a token no word below `words`, or a head leaves nothing on the words of a
             text.
     """
-    numbers = torch.arange(int(words.max()), device=word.device)
-    member = word[:, :, None] == numbers  # (B, T, W)
+    member = _members(word, words)
     counts = member.sum(1)
-    real = _real(words, len(numbers))
-    beyond = word >= words[:, None]
-    if not torch.equal(counts > 0, real) or beyond.any():
-        raise UserError(
-            "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
-            "but got a word without one, or a number beyond. Give words that a model cuts off, or that one "
-            "model does not see, the number -1 and count the others anew."
-        )
+    real = counts > 0
     sums = member[:, None].double()
     means = member / counts.clamp(min=1)[:, None]  # over a word's tokens
     means = means.double().mT[:, None]
@@ -202,6 +191,21 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
         )
     mass = mass.where(real, 1)
     return folded / mass[..., None]
+
+
+def _members(word: Tensor, words: Tensor) -> Tensor:
+    """Which token belongs to which word, (B, T, W). Raises unless words are numbered as `fold` expects."""
+    width = int(words.max())
+    numbers = torch.arange(width, device=word.device)
+    member = word[:, :, None] == numbers
+    beyond = word >= words[:, None]
+    if not torch.equal(member.any(1), _real(words, width)) or beyond.any():
+        raise UserError(
+            "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
+            "but got a word without one, or a number beyond. Give words that a model cuts off, or that one "
+            "model does not see, the number -1 and count the others anew."
+        )
+    return member
 
 
 def real_pairs(words: Tensor, width: int) -> Tensor:

@@ -295,7 +295,7 @@ def _decomposed(
 ) -> Correlations:
     """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
     white_x, white_y = white
-    rank = torch.minimum(white_x.rank[:, None], white_y.rank)
+    rank = white_x.rank[:, None].minimum(white_y.rank)
     c = int(rank.max())
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
@@ -306,8 +306,7 @@ def _decomposed(
             rho = _held_out_rho(variables, held_out, i, some)
         weights = [torch.zeros_like(rho)] * 2
         if directions:
-            scatter = moments.xx[i], moments.yy[some]
-            weights = _weights(variables, *scatter)
+            weights = _weights(variables, moments.xx[i], moments.yy[some])
         values = torch.stack([rho, *weights], 1)
         return pad(values, (0, c - rho.shape[-1]))
 

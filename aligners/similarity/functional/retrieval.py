@@ -23,11 +23,7 @@ def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     direction = torch.randn(y.shape[1], generator=draw, dtype=torch.float64)
     products = y.double() @ direction.to(y.device)
     order = products.argsort(stable=True)  # equal rows become neighbours
-    above = y[order[1:]]
-    below = y[order[:-1]]
-    gaps = (above - below).abs()
-    least = EQUAL * above.abs().amax(-1)
-    apart = gaps.amax(-1) > least
+    apart = _differ(y[order[1:]], y[order[:-1]])
 
     sets = torch.zeros_like(order)
     sets[order[1:]] = apart.cumsum(0)
@@ -36,6 +32,13 @@ def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     first = every.new_full((count,), len(y))
     first = first.scatter_reduce(0, sets, every, "amin")
     return first, sets
+
+
+def _differ(above: Tensor, below: Tensor) -> Tensor:
+    """Which rows (M, d) are not equal, (M,)."""
+    gaps = (above - below).abs().amax(-1)
+    largest = above.abs().amax(-1)
+    return gaps > EQUAL * largest
 
 
 def retrieval_scores(
@@ -69,19 +72,16 @@ def retrieval_scores(
     # the many in float32, which is as exact and takes half the time; what is mapped may be too large for it
     candidates = normalize(candidates.float(), dim=-1)
     queries = normalize(mapped.double(), dim=-1)
-    queries = queries.float()
-
-    before, tied = [], []
+    scores = []
     step = max(1, AT_ONCE // len(first))
     partners = own[: len(mapped)].split(step)
-    for rows, partner in zip(queries.split(step), partners, strict=True):
+    for rows, partner in zip(queries.float().split(step), partners, strict=True):
         cosines = rows @ candidates.T
         right = cosines.gather(1, partner[:, None])
         nearer = _counted(cosines > right + TIE)
         near = _counted(cosines >= right - TIE)
-        before.append(nearer)
-        tied.append(near - nearer)
-    return _scores(torch.cat(before), torch.cat(tied))
+        scores.append(_scores(nearer, near - nearer))
+    return torch.cat(scores, 1)
 
 
 def _counted(which: Tensor) -> Tensor:
@@ -98,4 +98,5 @@ def _scores(before: Tensor, tied: Tensor) -> Tensor:
     # Σ 1/place over the places that are shared
     last = torch.digamma(before + tied + 1)
     places = last - torch.digamma(before + 1)
-    return torch.stack([top_1.clamp(0, 1), top_10.clamp(0, 1), places / tied])
+    tops = torch.stack([top_1, top_10]).clamp(0, 1)
+    return torch.vstack([tops, places / tied])

@@ -70,14 +70,13 @@ class PassRun:
             self.streams[stream.name] = StreamSums(stream, this, settings)
         self.twins: dict[int, FrozenModel] = {}
         self.scales: dict[int, FeatureScales] = {}
-        self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
         for m in this.models:
             if "untrained" in self.streams:
                 model = settings.reader.models[m]
                 self.twins[m] = model.untrained(settings.seed + m)
             if "standardised" in self.streams:
-                sizes = len(self.layers[m]), settings.shapes[m].width
-                self.scales[m] = FeatureScales(*sizes, settings.device)
+                layers, width = len(self.layers[m]), settings.shapes[m].width
+                self.scales[m] = FeatureScales(layers, width, settings.device)
 
     def add(self, batch: LayerBatch, split: Split, group: int) -> None:
         """Add one batch, all of whose texts belong to one group."""
@@ -94,8 +93,7 @@ class PassRun:
 
     def end_fit(self) -> None:
         """Take mean and deviation of every feature over the fitting texts of all ranks."""
-        for m, scales in self.scales.items():
-            self.scaling[m] = scales.compute()
+        self.scaling = {m: scales.compute() for m, scales in self.scales.items()}
 
     def end(self) -> None:
         """Add up all ranks, which get the tiles in turn."""

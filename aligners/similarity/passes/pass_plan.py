@@ -194,7 +194,9 @@ def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
         passes: all of them.
         models: names of the models.
     """
-    times = Counter(m for this in passes for m in this.models)
+    times: Counter[int] = Counter()
+    for this in passes:
+        times.update(this.models)
     names_by_times: dict[int, list[str]] = {}
     for m, name in enumerate(models):
         names_by_times.setdefault(times[m], []).append(name)

@@ -44,18 +44,13 @@ class SpanSums:
     def __init__(self, stream: Stream, span: Span, settings: Settings) -> None:
         self.shape = shape = settings.shape_of(span)
         self.device = settings.device
-        sizes: dict[Family, tuple[int, int]] = {}
-        if "moments" in stream.families:
-            sizes["moments"] = (shape.layers, shape.width)
-        if "head_moments" in stream.families and span.first == 0:
-            sizes["head_moments"] = (shape.blocks, shape.heads)
-        count = 1
-        if stream.groups > 1:
-            count += stream.groups
         self.moments: dict[Family, list[SideSums]] = {}
-        for family, size in sizes.items():
-            sums = [SideSums.zeros(*size, self.device) for _ in range(count)]
-            self.moments[family] = sums
+        if "moments" in stream.families:
+            self.moments["moments"] = self._zeros(stream, shape.layers, shape.width)
+        if "head_moments" in stream.families and span.first == 0:
+            self.moments["head_moments"] = self._zeros(
+                stream, shape.blocks, shape.heads
+            )
         self.samples: dict[int, Tensor] = {}
         for budget in stream.budgets:
             rows = (shape.layers, budget, shape.width)
@@ -74,6 +69,13 @@ class SpanSums:
             whole.add_(given[family])
             if groups:
                 groups[group].add_(given[family])
+
+    def _zeros(self, stream: Stream, layers: int, width: int) -> list[SideSums]:
+        """The sums of no texts: of all of them, then of each group that is told apart."""
+        count = 1
+        if stream.groups > 1:
+            count += stream.groups
+        return [SideSums.zeros(layers, width, self.device) for _ in range(count)]
 
     @cached_property
     def white(self) -> Whitenings:
@@ -139,10 +141,8 @@ class TileSums:
             self.moments = self._grid("moments", 0)
             if groups > 1:
                 for pair in settings.matching(tile):
-                    self.matched[pair] = [
-                        self._grid("moments", 1 + group, pair)
-                        for group in range(groups)
-                    ]
+                    grids = [self._grid("moments", 1 + g, pair) for g in range(groups)]
+                    self.matched[pair] = grids
         self.parts: dict[Family, list[Any]] = {}
         for family in ("batches", "heads", "head_moments"):
             if family in families:
