@@ -31,7 +31,6 @@ from aligners.fitting.saved_bank import StoredBank
 from aligners.injection.behaviour import DRAWS
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.panels import Panel
-from aligners.injection.scoring.scores import TextScores
 from aligners.maps.linear import Procrustes
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bare_trainer
@@ -62,7 +61,7 @@ def accuracies(evaluation: InjectionEvaluation) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for panel in cast(Sequence[Panel], evaluation.panels):
         heads = [place for place, name in enumerate(panel.answers) if name == FLOOR]
-        table = cast(TextScores, panel.whole).compute()
+        table = panel.whole.compute()
         found[panel.route.target.name] = 100 * (table["correct"] / table["units"])[
             heads, 0
         ].mean(-1)

@@ -1,6 +1,7 @@
 """What Y does with states that are put into it: the stitched forward, its answers, and the columns of a report."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from aligners.injection.scoring.scores import (
     ScoredTask,
     Sums,
     interval,
+    named,
     per_text_sums,
     score_interval,
     task_score,
@@ -45,7 +47,7 @@ def stitched_logits(
     mapped: Tensor,
     component: Component = "residual",
 ) -> Tensor:
-    """The target's answers when its real tokens have these states at a site.
+    """The target's logits when its real tokens have these states at a site.
 
     Args:
         target: the frozen model; no block up to `site` is run.
@@ -56,33 +58,31 @@ def stitched_logits(
         component: what the states are. For a sub-layer, only its own output is replaced; all else runs.
     """
     blank = mapped.new_zeros(*inputs["input_ids"].shape, target.width)
-    return target.tail(inputs, site, rows.scatter(mapped, blank), component)
+    states = rows.scatter(mapped, blank)
+    return target.tail(inputs, site, states, component)
 
 
 def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
-    """What the target answers with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
-    return chosen(
-        _stitched(route, pair, batch, mapped), batch.targets, route.target.class_map
-    )
+    """The target's logits with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
+    logits = _stitched(route, pair, batch, mapped)
+    return chosen(logits, batch.targets, route.target.class_map)
 
 
 def bank_answers(
     route: Route, batch: TaskBatch, mapped: Tensor
 ) -> Iterator[UnitAnswers]:
-    """Score what the target answers with the mapped rows (S, N, d_y) at each site in turn, one site's logits held."""
+    """What the target answers with mapped rows (S, N, d_y), site by site, so that only one site's logits are held."""
     groups = route.target.class_map
     for pair, rows in enumerate(mapped):
-        yield batch_answers(_stitched(route, pair, batch, rows), batch.targets, groups)
+        logits = _stitched(route, pair, batch, rows)
+        yield batch_answers(logits, batch.targets, groups)
 
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
+    """The logits of a whole batch, likewise."""
+    site = route.put_at[pair]
     return stitched_logits(
-        route.target,
-        batch.inputs,
-        route.pairs[pair][1],
-        batch.rows,
-        mapped,
-        route.component,
+        route.target, batch.inputs, site, batch.rows, mapped, route.component
     )
 
 
@@ -98,17 +98,17 @@ class ReadStates:
 
     def sources(self, route: Route) -> Tensor:
         """(S, N, d_x) what the route reads."""
-        return self._at(route.source, [i for i, _ in route.pairs])
+        return self._at(route.source, route.read_at)
 
     def targets(self, route: Route) -> Tensor:
         """(S, N, d_y) the target's own states where the route puts others."""
-        return self._at(route.target, [j for _, j in route.pairs])
+        return self._at(route.target, route.put_at)
 
     def _at(self, model: FrozenModel, sites: list[int]) -> Tensor:
         held, rows = self._rows[model]
-        # one by one: a list as index would have to be copied to the device, which waits for it
         if sites == held:
             return rows
+        # one by one: a list as index would have to be copied to the device, which waits for it
         return torch.stack([rows[held.index(site)] for site in sites])
 
 
@@ -120,14 +120,14 @@ def read_all(
     Args:
         routes: of the run, all of one component.
         batch: on the run's device.
-        targets: also read the targets' own states at the sites where others go in.
+        targets: also read the targets' own states at the sites where others are put.
     """
-    wanted: dict[FrozenModel, set[int]] = {}
-    component = routes[0].component
+    wanted: dict[FrozenModel, set[int]] = defaultdict(set)
     for route in routes:
-        wanted.setdefault(route.source, set()).update(i for i, _ in route.pairs)
+        wanted[route.source].update(route.read_at)
         if targets:
-            wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
+            wanted[route.target].update(route.put_at)
+    component = routes[0].component
     read: dict[FrozenModel, tuple[list[int], Tensor]] = {}
     for model, at in wanted.items():
         sites = sorted(at)
@@ -139,13 +139,13 @@ def read_all(
 
 @torch.no_grad()
 def own_logits(target: FrozenModel, batch: TaskBatch) -> Tensor:
-    """What the target answers by itself, (U, C), without gradients."""
+    """The target's logits by itself, (U, C), without gradients."""
     return chosen(target.logits(batch.inputs), batch.targets, target.class_map)
 
 
 @torch.no_grad()
 def own_answers(target: FrozenModel, batch: TaskBatch) -> UnitAnswers:
-    """Score what the target answers by itself."""
+    """What the target answers by itself."""
     return batch_answers(target.logits(batch.inputs), batch.targets, target.class_map)
 
 
@@ -157,7 +157,7 @@ BEHAVIOUR_COLUMNS = (
     *("accuracy_penalty", "score_penalty", "perplexity", "bits_per_byte", "agreement"),
     "accuracy_source_pooler",
 )
-# What stands beside the maps and needs no site, by what is asked: ceilings, then floors.
+# What stands beside the maps and needs no site, of classes and of tokens: ceilings, then floors.
 OF_LABELS = (
     "native_x",
     "native_y",
@@ -166,12 +166,11 @@ OF_LABELS = (
     "constant_label",
 )
 OF_TOKENS = ("native_x", "native_y", "unigram")
-# heads: one of two classes answers like Y's own, or the opposite, by chance
+# A random head of two classes answers like Y's own, or the opposite, by chance: so several are drawn.
 DRAWS = {"random_classifier": 20}
-BITS = math.log(2)
+BIT = math.log(2)  # nats
 
-
-# what each model that knows the task answers by itself
+# What each model that knows the task answers by itself.
 Natives = dict[FrozenModel, UnitAnswers]
 
 
@@ -201,19 +200,26 @@ class Behaviour:
         self.asked = asked
         self.whole = tuple(whole)
         self.seed = seed
-        self._random = asked.random
         self.source_pooler: dict[str, Any] = {}
         self.scored = list(BEHAVIOUR)
-        ends = route.source, route.target
-        alike = len({(model.width, *pooler_of(model.model)) for model in ends}) == 1
-        if source_pooler and alike:
-            self.source_pooler = pooler_of(route.source.model)
+        if source_pooler:
+            self.source_pooler = self._fitting_pooler()
         if self.source_pooler:
             self.scored.append("pooled")
+        self._random = asked.random
         self._unigrams: Tensor | None = None
         if token_counts is not None:
             counts = token_counts + 1  # so that no token is impossible
             self._unigrams = (counts / counts.sum()).log()
+
+    def _fitting_pooler(self) -> dict[str, Any]:
+        """X's pooler by its path, if Y is as wide and has one there; else nothing."""
+        source, target = self.route.source, self.route.target
+        pooler = pooler_of(source.model)
+        same_path = pooler.keys() == pooler_of(target.model).keys()
+        if same_path and source.width == target.width:
+            return pooler
+        return {}
 
     def injected(
         self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers
@@ -235,7 +241,7 @@ class Behaviour:
         target = self.route.target
         right = mapped.new_full((len(mapped), batch.targets.texts), torch.nan)
         with with_head(target.model, self.source_pooler):
-            for place, (_, site) in enumerate(self.route.pairs):
+            for place, site in enumerate(self.route.put_at):
                 if site != target.depth:
                     continue
                 rows = mapped[place]
@@ -263,16 +269,17 @@ class Behaviour:
         self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers
     ) -> dict[str, Tensor]:
         """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
+        targets = batch.targets
         results: list[dict[str, Tensor]] = []
         for given in each:
             agree = given.correct
             if not self.asked.regression:
                 agree = agreement(given.answer, own.answer)
             sums = {
-                "correct": per_text_sums(given.correct, batch.targets),
-                "loss": per_text_sums(given.loss, batch.targets),
-                "units": per_text_sums(torch.ones_like(given.loss), batch.targets),
-                "agree": per_text_sums(agree, batch.targets),
+                "correct": per_text_sums(given.correct, targets),
+                "loss": per_text_sums(given.loss, targets),
+                "units": per_text_sums(torch.ones_like(given.loss), targets),
+                "agree": per_text_sums(agree, targets),
             }
             sums["answer"] = torch.full_like(sums["loss"], torch.nan)
             if self.asked.unit == "text":  # of many tokens there is no one answer
@@ -296,37 +303,48 @@ class Behaviour:
 
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
         """The answers of a method that needs no site."""
-        target, right = self.route.target, batch.targets.answer
+        right = batch.targets.answer
         if name in ("native", "native_y"):
-            return natives[target]
-        nothing = torch.full(right.shape, torch.nan, device=right.device)
-        if name == "native_x":  # which need not know the task
-            return natives.get(
-                self.route.source, UnitAnswers(nothing, nothing, nothing)
-            )
-        if name == "unigram":  # the frequencies of tokens in the fitting texts
-            self._unigrams = cast(Tensor, self._unigrams).to(
-                right.device
-            )  # once: a copy to the device waits for it
-            answer = self._unigrams.argmax().expand_as(right)
-            return UnitAnswers(
-                -self._unigrams[right], (answer == right).float(), answer.double()
-            )
-        if name == "random_label":
-            self._random = cast(Tensor, self._random).to(right)  # once, likewise
-            answer = self._random[batch.texts.text]
-        else:
-            answer = torch.full_like(right, self.asked.constant)
-        # given without reading the texts; there is no loss, but that of a number
+            return natives[self.route.target]
+        if name == "native_x":
+            if self.route.source in natives:
+                return natives[self.route.source]
+            nothing = _nothing(right)  # it need not know the task
+            return UnitAnswers(nothing, nothing, nothing)
+        if name == "unigram":
+            return self._by_frequency(right)
+        if name == "constant_label":
+            return self._unread(torch.full_like(right, self.asked.constant), right)
+        # once: a copy to the device waits for it
+        self._random = cast(Tensor, self._random).to(right)
+        return self._unread(self._random[batch.texts.text], right)
+
+    def _by_frequency(self, right: Tensor) -> UnitAnswers:
+        """The answers of the frequencies of tokens in the fitting texts."""
+        unigrams = cast(Tensor, self._unigrams).to(right.device)
+        self._unigrams = unigrams  # likewise
+        answer = unigrams.argmax().expand_as(right)
+        correct = (answer == right).float()
+        return UnitAnswers(-unigrams[right], correct, answer.double())
+
+    def _unread(self, answer: Tensor, right: Tensor) -> UnitAnswers:
+        """Answers given without reading the texts: classes, which have no loss, or numbers."""
         if self.asked.regression:
-            return UnitAnswers((answer - right).square(), nothing, answer.double())
-        return UnitAnswers(nothing, (answer == right).float(), answer.double())
+            loss = (answer - right).square()
+            return UnitAnswers(loss, _nothing(right), answer.double())
+        correct = (answer == right).float()
+        return UnitAnswers(_nothing(right), correct, answer.double())
+
+
+def _nothing(right: Tensor) -> Tensor:
+    """NaN for each unit, where there is no answer or nothing to say of it."""
+    return torch.full_like(right, torch.nan, dtype=torch.float32)
 
 
 def behaviour_columns(
     table: Sums, native: Sums, asked: ScoredTask, seed: int
 ) -> dict[str, Tensor]:
-    """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts.
+    """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts; NaN where it does not apply.
 
     Where numbers are predicted there is no accuracy, no penalty in nats, and agreement is Pearson's correlation with
     Y's own answers.
@@ -337,38 +355,40 @@ def behaviour_columns(
         asked: of the texts.
         seed: of the resampling of texts.
     """
-    total, units = native["units"].sum(), native["units"].expand_as(table["loss"])
+    total = native["units"].sum()
+    units = native["units"].expand_as(table["loss"])
     loss = table["loss"].sum(-1) / total
-    missing = torch.full_like(loss, torch.nan)
-    native_accuracy = native["correct"].sum(-1) / total
-    gap = table["loss"] - native["loss"]
-    accuracies = interval(table["correct"], units, seed=seed)
-    penalties = (missing,) * 3 if asked.regression else interval(gap, units, seed=seed)
-    score, own_score = accuracies, native_accuracy
+    columns = dict.fromkeys(BEHAVIOUR_COLUMNS, torch.full_like(loss, torch.nan))
+    columns["loss"] = loss
+    columns |= _score_columns(table, native, asked, seed)
+    if asked.regression:
+        agree = task_score("pearson", table["answer"], native["answer"])
+    else:
+        agree = table["agree"].sum(-1) / total
+        penalty = interval(table["loss"] - native["loss"], units, seed=seed)
+        columns |= named("penalty", penalty)
+    columns["agreement"] = agree
+    if asked.unit == "token":
+        columns["perplexity"] = loss.exp()
+    if asked.bytes_per_token:
+        columns["bits_per_byte"] = loss / BIT / asked.bytes_per_token
+    if "pooled" in table:
+        columns["accuracy_source_pooler"] = table["pooled"].mean(-1)
+    return columns
+
+
+def _score_columns(
+    table: Sums, native: Sums, asked: ScoredTask, seed: int
+) -> dict[str, Tensor]:
+    """Accuracy and the task's score, and what each loses against Y's own."""
+    units = native["units"].expand_as(table["correct"])
+    accuracy = interval(table["correct"], units, seed=seed)
+    own_accuracy = native["correct"].sum() / native["units"].sum()
+    score, own_score = accuracy, own_accuracy
     if asked.labels is not None and asked.score != "accuracy":
         score = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
         own_score = task_score(asked.score, native["answer"], asked.labels)
-    answers = table["answer"], native["answer"]
-    agreement = (
-        task_score("pearson", *answers)
-        if asked.regression
-        else table["agree"].sum(-1) / total
-    )
-    perplexity = loss.exp() if asked.unit == "token" else missing
-    per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
-    pooled = table["pooled"].mean(-1) if "pooled" in table else missing
-    losses = (
-        loss,
-        *penalties,
-        native_accuracy - accuracies[0],
-        own_score - score[0],
-        perplexity,
-        per_byte,
-    )
-    return dict(
-        zip(
-            BEHAVIOUR_COLUMNS,
-            (*accuracies, *score, *losses, agreement, pooled),
-            strict=True,
-        )
-    )
+    columns = named("accuracy", accuracy) | named("score", score)
+    columns["accuracy_penalty"] = own_accuracy - accuracy[0]
+    columns["score_penalty"] = own_score - score[0]
+    return columns

@@ -1,10 +1,11 @@
 """The evaluation of maps: how far g(X's state) is from Y's own, and whether Y still does its task with it in place."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
 from aligners.datamodules.module import TextModule, stream_of
@@ -14,7 +15,7 @@ from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
-from aligners.errors import UserError, check_known
+from aligners.errors import check_known
 from aligners.fitting.bank_training import BankTraining, stored_of
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.read_moments import moments_of_states
@@ -30,6 +31,7 @@ from aligners.injection.behaviour import (
     OF_TOKENS,
     Behaviour,
     Natives,
+    ReadStates,
     own_answers,
     read_all,
 )
@@ -37,6 +39,7 @@ from aligners.injection.methods import (
     CLOSED_FORMS,
     Method,
     build_floors,
+    first_moments,
     route_methods,
     seen_by_any,
     stored_kind,
@@ -51,22 +54,23 @@ from aligners.progress import hidden
 from aligners.similarity.algebra.moments import Moments
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
+FOR_SELF_TEST = 8  # held-out texts
 
 
 class Evaluation(pl.LightningModule):
-    """What `evaluate.py inject` and `evaluate.py stitch` share: panels of methods at sites, and rows made of them.
+    """What all evaluations that put states into models share.
 
-    Everything is kept text by text and added over ranks, so the figures are the same for any number of them. Before
-    anything is measured, a model that states are put into must pass the self-test: injecting what was read changes
+    Sums are kept text by text and added over ranks, so the figures are the same for any number of ranks. Before
+    anything is measured, each model that states are put into has to pass the self-test: injecting what was read changes
     nothing, bit for bit.
 
     Attributes:
-        kind: of the data module that it needs.
-        stream: that of the run.
+        kind: class of the data module that is needed.
+        stream: the data module of the run.
         stored: the checkpoints whose maps are measured.
-        panels: one for each route and kind of rows.
+        panels: a `Panel` for each route and kind of rows.
         rows: of the report, after the evaluation.
-        meta: what holds for all of them.
+        meta: what the report says once for all rows.
 
     Args:
         seed: of the random floors and of the resampling of texts.
@@ -74,10 +78,12 @@ class Evaluation(pl.LightningModule):
 
     kind: type[TextModule]
     stored: Sequence[StoredBank] = ()
+    panels: Any  # an nn.ModuleList, which has no type for its members
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.seed, self.panels = seed, nn.ModuleList()
+        self.seed = seed
+        self.panels = nn.ModuleList()
         self.asked: ScoredTask | None = None
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
@@ -91,35 +97,30 @@ class Evaluation(pl.LightningModule):
         """The models that states are put into, each once."""
 
     def setup(self, stage: str) -> None:
-        """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
+        """Start afresh, as an evaluation may run twice. Texts that maps were fitted on are left out."""
         self.stream: Any = stream_of(self.trainer, self.kind)
-        self.panels, self.rows = nn.ModuleList(), []
-        self.stream.leave_out(
-            {
-                str(bank.path): bank.fitted
-                for bank in self.stored
-                if bank.fitted is not None
-            }
-        )
+        self.panels = nn.ModuleList()
+        self.rows = []
+        fitted = {}
+        for bank in self.stored:
+            if bank.fitted is not None:
+                fitted[str(bank.path)] = bank.fitted
+        self.stream.leave_out(fitted)
         self.n_texts = len(self.stream.split("test"))
         self.prepare_panels()
 
     def about_answers(self, labels: dict[FrozenModel, Any]) -> dict[str, Any]:
-        """What a report says of the task, where there is one.
+        """What a report says of the task; null where nothing is asked.
 
         Args:
-            labels: of each classifier that answers, what was matched with what.
+            labels: each classifier that answers, and which of its classes stands for which of the texts'.
         """
-        return {
-            **{
-                name: getattr(self.asked, name, None)
-                for name in ("task", "unit", "score")
-            },
-            "labels": {model.name: words for model, words in labels.items()},
-            "cautions": matched_by_number(self.stream, list(labels)),
-            "seed": self.seed,
-            "split": "test",
-        }
+        about: dict[str, Any] = {}
+        for name in ("task", "unit", "score"):
+            about[name] = getattr(self.asked, name, None)
+        about["labels"] = {model.name: words for model, words in labels.items()}
+        about["cautions"] = matched_by_number(self.stream, list(labels))
+        return {**about, "seed": self.seed, "split": "test"}
 
     def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> Natives:
         """What the models answer by themselves, one after another, so that only one model's logits are held."""
@@ -127,85 +128,83 @@ class Evaluation(pl.LightningModule):
 
     @property
     def parts(self) -> int:
-        """The steps of the progress bar in a batch: a method of a panel takes one."""
-        return sum(len(panel.methods) for panel in cast(Sequence[Panel], self.panels))
+        """Steps of the progress bar in a batch: one for each method of each panel."""
+        return sum(len(panel.methods) for panel in self.panels)
 
     def each(self, methods: Iterable[Method]) -> Iterator[Method]:
         """Yield each, and tell the progress bar when it is done."""
+        # Lightning's own bars know no parts
+        done = getattr(self.trainer.progress_bar_callback, "part_done", None)
         for method in methods:
             yield method
-            getattr(
-                self.trainer.progress_bar_callback, "part_done", int
-            )()  # Lightning's own bars know no parts
+            if done is not None:
+                done()
 
     def on_test_start(self) -> None:
-        """Run the self-test, on a few of the held-out texts."""
-        few = self.stream.split("test")[list(range(min(8, self.n_texts)))].to(
-            self.device
-        )
+        """Run the self-test on a few held-out texts."""
+        few = list(range(min(FOR_SELF_TEST, self.n_texts)))
+        texts = self.stream.split("test")[few].to(self.device)
         for target in self.injected_into():
-            target.self_test(
-                few.inputs[self.stream.frozen.index(target)], self.stream.component
-            )
+            inputs = texts.inputs[self.stream.frozen.index(target)]
+            target.self_test(inputs, self.stream.component)
 
     def on_test_epoch_end(self) -> None:
-        """One row for every method and site, in each panel."""
-        panels = cast(Sequence[Panel], self.panels)
-        self.rows = [
-            row for panel in panels for row in panel.rows(quiet=hidden(self._trainer))
-        ]
-        self.doubt_orders(
-            {
-                name: answers
-                for panel in panels
-                for name, answers in panel.native_answers.items()
-            }
-        )
+        """Make the rows of the report: in each panel one for every method and site."""
+        self.rows = []
+        native: dict[str, Tensor] = {}
+        for panel in self.panels:
+            self.rows += panel.rows(quiet=hidden(self._trainer))
+            native |= panel.native_answers
+        self.doubt_orders(native)
 
-    def doubt_orders(self, native: dict[str, Tensor]) -> None:
-        """Caution in the report, which is printed next, about classifiers whose classes seem to be in another order.
+    def doubt_orders(self, native: Mapping[str, Tensor]) -> None:
+        """Caution about classifiers whose classes seem to be in another order.
 
         Args:
             native: model -> (n,) what it answers by itself.
         """
-        if self.asked is None or self.asked.labels is None or self.asked.regression:
+        asked = self.asked
+        if asked is None or asked.labels is None or asked.regression:
             return
-        cautions = [
-            wrong_order(name, answers, self.asked.labels)
-            for name, answers in native.items()
-        ]
-        self.meta["cautions"] = [*self.meta["cautions"], *filter(None, cautions)]
+        cautions = list(self.meta["cautions"])
+        for name, answers in native.items():
+            caution = wrong_order(name, answers, asked.labels)
+            if caution is not None:
+                cautions.append(caution)
+        self.meta["cautions"] = cautions
 
 
 class InjectionEvaluation(Evaluation):
-    """Measures every map at every site on held-out text: its errors, and by injection what Y does with it in place.
+    """Measures every map at every site on held-out text: its errors, and what Y does with mapped states in place.
 
-    Errors are measured on rows of the kinds that maps were fitted on, and of that of the data module. Injection needs
-    one tokenizer and a target with a head: a classifier, for which the texts need labels, or a language model, masked
-    or causal. It replaces the states of all tokens; where it is possible, errors are measured on these too, and where
-    not, `meta["not_injected"]` says why.
+    Errors are measured on rows of each kind that a checkpoint was fitted on, and of the data module's kind. Injection
+    replaces the states of all tokens, so where it is possible, errors are measured on all tokens too. It needs equal
+    tokenizers and a target with a head: a classifier, for which the texts need labels, or a language model, masked or
+    causal. Where it is not possible, `meta["not_injected"]` says why.
 
-    Each model's front runs once a batch, for all sites, rows and methods, and once more on masked texts.
+    The front of each model runs once a batch, for all sites, kinds of rows and methods, and once more on masked texts.
 
-    Floors are of the rows that they stand beside. Where no checkpoint was fitted on rows of a kind, their moments are
-    taken from the fitting texts first, in a pass of its own.
+    Floors are made from the moments of the fitting rows of each kind. Where no checkpoint has them, they are read from
+    the fitting texts first, in a pass of their own.
 
     Args:
         stored: what is measured: a fitted `Alignment`, or checkpoints, all of the same models and site pairs.
-        closed_form: names of closed forms to fit on the first checkpoint's moments, where it does not hold them. One
-            that cannot be fitted is left out, and `meta["refusals"]` says why.
-        both_directions: also map Y's states into X: with the inverse of a bijective aligner, and with an
-            aligner fitted from Y to X for any other.
+        closed_form: names of closed forms to fit to the moments of the first checkpoint, where no checkpoint holds
+            them. One that cannot be fitted is left out, and `meta["refusals"]` says why.
+        both_directions: also map Y's states into X: with the inverse of a bijective aligner, and with an aligner
+            fitted from Y to X for any other.
         seed: of the random floors and of the resampling of texts.
         other_text: another source; on its held-out texts errors are measured too, for the columns `fvu_other`. Texts
             that maps were fitted on are left out of it, and `meta["other_text"]` says how many.
-        masked_share: share of the tokens that a masked language model has to find.
-        fitting_errors: also measure the errors on fitting texts, as many as are held out, for the columns `mse_fit`,
-            `fvu_fit` and `relative_error_fit`. What is fitted poorly and what does not generalise can then be told
-            apart.
+        masked_share: share of the tokens that a masked language model has to predict.
+        fitting_errors: also measure the errors on as many fitting texts as are held out, for the columns `mse_fit`,
+            `fvu_fit` and `relative_error_fit`. They tell a poor fit from one that does not generalise.
         source_pooler: also score, at Y's last site, what Y's classifier answers where X's pooler reads the mapped
             states in place of Y's own, as the code released with Ren et al. 2023 does: `accuracy_source_pooler`.
             Nothing is added for models of different widths, or without a pooler.
+
+    Raises:
+        ValueError: a closed form is unknown, or no checkpoint holds moments.
     """
 
     kind = PairedActivations
@@ -223,193 +222,188 @@ class InjectionEvaluation(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
-        banks = [
-            stored_of(maps)
-            for maps in ([stored] if isinstance(stored, BankTraining) else stored)
-        ]
-        if all(bank.moments is None for bank in banks):
-            raise UserError(
-                "Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need."
-            )
-        self.stored, self.closed_form = banks, list(closed_form)
-        self.both_directions, self.other_text = both_directions, other_text
-        self.masked_share, self.fitting_errors, self.source_pooler = (
-            masked_share,
-            fitting_errors,
-            source_pooler,
-        )
+        if isinstance(stored, BankTraining):
+            stored = [stored]
+        self.stored = [stored_of(maps) for maps in stored]
+        first_moments(self.stored)  # which floors need
+        self.closed_form = list(closed_form)
+        self.both_directions = both_directions
+        self.other_text = other_text
+        self.masked_share = masked_share
+        self.fitting_errors = fitting_errors
+        self.source_pooler = source_pooler
 
     # ------------------------------------------------------------------ before
 
     def prepare_panels(self) -> None:
-        """Check everything; collect the maps of each direction, and choose the rows that they are measured on."""
+        """Check everything, and choose the routes, the task and the rows."""
         check_precision(self.trainer)
-        data, reader = self.stream, self.stream.reader
+        data = self.stream
         described = data.describe()
-        check_stored(self.stored, described, reader.sites)
+        check_stored(self.stored, described, data.reader.sites)
         self.routes = paired_routes(data, both_directions=self.both_directions)
         task = InjectedTask.of(
             data, self.routes, masked_share=self.masked_share, seed=self.seed
         )
-        self.not_injected, self.answering, self.asked = (
-            task.not_injected,
-            task.answering,
-            task.asked,
-        )
-        known = [
-            checkpoint
-            for checkpoint in reversed(self.stored)
-            if checkpoint.moments is not None
-        ]
-        self.fitted = {
-            stored_kind(checkpoint): cast(Moments, checkpoint.moments)
-            for checkpoint in known
-        }
-        injects = [TOKENS] if self.injected_into() else []
-        self.kinds = list(
-            dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects])
-        )
+        self.task = task
+        self.asked = task.asked
+        self._choose_kinds()
+        seen = seen_by_any(self.stored, data)
         data.plan(
             Plan(
-                self.kinds,
-                seen_by_any(self.stored, data),
-                self.other_text,
-                task.targets_of,
-                self.fitting_errors,
+                self.kinds, seen, self.other_text, task.targets_of, self.fitting_errors
             )
         )
-        masked = self.asked is not None and self.asked.task == "masked"
         answers = self.about_answers(task.labels or {})
-        self.meta = {
-            **described,
-            **data.describe_other(),
-            **answers,
-            "cautions": answers["cautions"] + few_rows(*self.fitted.values()),
-            "masked_share": self.masked_share if masked else None,
-            "not_injected": {
-                DIRECTIONS[r.key]: why
-                for r, why in self.not_injected.items()
-                if why is not None
-            },
-        }
+        answers["cautions"] += few_rows(*self.fitted.values())
+        self.meta = {**described, **data.describe_other(), **answers}
+        self.meta["masked_share"] = None
+        if self.asked is not None and self.asked.task == "masked":
+            self.meta["masked_share"] = self.masked_share
+        self.meta["not_injected"] = {}
+        for route, why in self.task.not_injected.items():
+            if why is not None:
+                self.meta["not_injected"][DIRECTIONS[route.key]] = why
+
+    def _choose_kinds(self) -> None:
+        """The kinds of rows on which errors are measured, and the moments that checkpoints hold of them."""
+        self.fitted: dict[RowKind, Moments] = {}
+        for bank in reversed(self.stored):  # of equal kinds the first one stays
+            if bank.moments is not None:
+                self.fitted[stored_kind(bank)] = bank.moments
+        kinds = [self.stream.reader.kind, *map(stored_kind, self.stored)]
+        if self.injected_into():
+            kinds.append(TOKENS)
+        self.kinds: list[RowKind] = list(dict.fromkeys(kinds))
 
     def on_test_start(self) -> None:
         """Run the self-test, and make the panels once the moments of all rows are known."""
         super().on_test_start()
-        known = self._fitted_alike()
-        lacking = [kind for kind in self.kinds if kind not in known]
-        moments = {str(kind): moments for kind, moments in known.items()}
-        moments |= self._moments("fit", lacking) if lacking else {}
+        moments = self._moments_of_kinds()
         validation = self._validation_moments()
-        self.meta |= {"methods": {}, "refusals": {}}
+        self.meta["methods"] = {}
+        self.meta["refusals"] = {}
         for route in self.routes:
-            methods, refusals = route_methods(
-                route, self.stored, self.closed_form, validation
-            )
-            way = DIRECTIONS[route.key]
-            self.meta["methods"] |= {
-                f"{way}.{method.name}": method.about for method in methods
-            }
-            self.meta["refusals"] |= {
-                f"{way}.{name}": why for name, why in refusals.items()
-            }
-            for kind in self.kinds:
-                injects = kind == TOKENS and self.not_injected[route] is None
-                if injects or kind == self.stream.reader.kind or kind in self.fitted:
-                    self.panels.append(
-                        self._panel(route, kind, moments[str(kind)], methods, injects)
-                    )
+            self._add_panels(route, moments, validation)
         self.panels.to(self.device)
 
-    def _fitted_alike(self) -> dict[RowKind, Moments]:
-        """The moments of checkpoints, without those that have far rows where this run leaves them out, or lack them."""
-        if not self.stream.far.any():
-            return self.fitted
-        other = {
-            stored_kind(bank)
-            for bank in self.stored
-            if bank.data.get("far_rows", "keep") != self.stream.far_rows
-        }
-        return {
-            kind: moments for kind, moments in self.fitted.items() if kind not in other
-        }
+    def _moments_of_kinds(self) -> dict[str, Moments]:
+        """The moments of the fitting rows of each kind: those of checkpoints where they are of the same rows."""
+        known = dict(self.fitted)
+        if self.stream.far.any():
+            for bank in self.stored:
+                if bank.data.get("far_rows", "keep") != self.stream.far_rows:
+                    known.pop(stored_kind(bank), None)
+        moments = {str(kind): of_kind for kind, of_kind in known.items()}
+        lacking = [str(kind) for kind in self.kinds if kind not in known]
+        if lacking:
+            moments |= self._read_moments("fit", lacking)
+        return moments
 
     def _validation_moments(self) -> Moments | None:
-        """Moments on which ridges that no checkpoint holds choose their strength, as in a fit."""
-        held = [
-            any("ridge" in bank.maps.get(route.key, {}) for bank in self.stored)
-            for route in self.routes
-        ]
-        if "ridge" not in self.closed_form or all(held):
+        """Moments by which ridges that no checkpoint holds choose their strength, as in a fit."""
+        lacking = {route.key for route in self.routes}
+        for bank in self.stored:
+            for route, maps in bank.maps.items():
+                if "ridge" in maps:
+                    lacking.discard(route)
+        if "ridge" not in self.closed_form or not lacking:
             return None
-        first = next(bank for bank in self.stored if bank.moments is not None)
-        kind, device = stored_kind(first), cast(Moments, first.moments).n.device
-        return Moments(
-            *(
-                part.to(device)
-                for part in self._moments("validation", [kind])[str(kind)]
-            )
-        )
+        kind, moments = first_moments(self.stored)
+        validation = self._read_moments("validation", [str(kind)])[str(kind)]
+        device = moments.n.device
+        return Moments(*[part.to(device) for part in validation])
 
-    def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
-        """Moments of some kinds of rows, on the texts of a split."""
+    def _read_moments(self, split: Split, kinds: Sequence[str]) -> dict[str, Moments]:
+        """The moments of some kinds of rows, on the texts of a split."""
 
         def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
-            pairs = zip(self.kinds, (batch, *batch.others), strict=True)
-            return {
-                str(kind): (rows.x, rows.y) for kind, rows in pairs if kind in kinds
-            }
+            by_kind = self._by_kind(batch)
+            return {kind: (by_kind[kind].x, by_kind[kind].y) for kind in kinds}
 
-        return moments_of_states(
-            self.stream, rows_of, split, kinds=[str(kind) for kind in kinds]
+        return moments_of_states(self.stream, rows_of, split, kinds=kinds)
+
+    def _by_kind(self, batch: PairedBatch) -> dict[str, PairedBatch]:
+        """The rows of each kind."""
+        batches = batch, *batch.others
+        return dict(zip(map(str, self.kinds), batches, strict=True))
+
+    def _add_panels(
+        self, route: Route, moments: Mapping[str, Moments], validation: Moments | None
+    ) -> None:
+        """Collect the maps of a route, and make its panel for each kind of rows."""
+        methods, refusals = route_methods(
+            route, self.stored, self.closed_form, validation
         )
+        way = DIRECTIONS[route.key]
+        for method in methods:
+            self.meta["methods"][f"{way}.{method.name}"] = method.about
+        for name, why in refusals.items():
+            self.meta["refusals"][f"{way}.{name}"] = why
+        for kind in self.kinds:
+            injects = kind == TOKENS and self.task.not_injected[route] is None
+            # a file of stitching layers has no moments: its rows are read to inject into
+            if injects or kind == self.stream.reader.kind or kind in self.fitted:
+                of_kind = moments[str(kind)]
+                panel = self._panel(route, str(kind), of_kind, methods, injects)
+                self.panels.append(panel)
 
     def _panel(
         self,
         route: Route,
-        kind: RowKind,
+        kind: str,
         moments: Moments,
         methods: Sequence[Method],
         injects: bool,
     ) -> Panel:
-        moments = moments if route.key == FORWARD else moments.swap()
-        sizes = len(route.pairs), route.source.width, route.target.width
+        """The panel of a route and a kind of rows, with its floors."""
+        if route.key != FORWARD:
+            moments = moments.swap()
+        floors = build_floors(route, moments, self.seed)
+        widths = route.source.width, route.target.width
+        others = 0
+        if self.other_text is not None:
+            others = len(self.stream.split("other"))
+        behaviour = None
+        if injects:
+            behaviour = self._behaviour(route)
         return Panel(
             route,
-            [*build_floors(route, moments, self.seed), *methods],
+            [*floors, *methods],
             self.n_texts,
             self.seed,
-            kind=str(kind),
+            kind=kind,
             means=(moments.mean_x, moments.mean_y),
-            behaviour=self._behaviour(route) if injects else None,
-            others=len(self.stream.split("other"))
-            if self.other_text is not None
-            else 0,
-            fitting=self.fitting_errors,
-            retrieval=HeldOutRows(*sizes, self.seed, self.device),
+            behaviour=behaviour,
+            others=others,
+            retrieval=HeldOutRows(len(route.pairs), *widths, self.seed, self.device),
             far_rows=self.stream.far_rows,
         )
 
     def _behaviour(self, route: Route) -> Behaviour:
-        scored = cast(ScoredTask, self.asked)
-        if scored.unit == "text":
-            return Behaviour(
-                route, scored, OF_LABELS, self.seed, source_pooler=self.source_pooler
-            )
+        """What puts mapped states into the target of a route."""
+        asked = cast(ScoredTask, self.asked)
+        pooler = self.source_pooler
+        if asked.unit == "text":
+            return Behaviour(route, asked, OF_LABELS, self.seed, source_pooler=pooler)
+        counts = self._token_counts(route.target, asked)
+        return Behaviour(route, asked, OF_TOKENS, self.seed, counts)
+
+    def _token_counts(self, target: FrozenModel, asked: ScoredTask) -> Tensor:
+        """How often each token is in the fitting texts, (V,); special tokens are never masked and do not count."""
         tokens, special, _ = self.stream.split("fit").first_tokens()
-        counted = tokens if scored.task == "causal" else tokens[~special]
-        counts = counted.long().bincount(
-            minlength=route.target.model.config.get_text_config().vocab_size
-        )
-        return Behaviour(route, scored, OF_TOKENS, self.seed, counts)
+        if asked.task == "masked":
+            tokens = tokens[~special]
+        vocabulary = target.model.config.get_text_config().vocab_size
+        return torch.bincount(tokens.long(), minlength=vocabulary)
 
     def injected_into(self) -> list[FrozenModel]:
         """The targets of the routes on which states are injected."""
-        return list(
-            dict.fromkeys(
-                route.target for route, why in self.not_injected.items() if why is None
-            )
-        )
+        targets = []
+        for route, why in self.task.not_injected.items():
+            if why is None:
+                targets.append(route.target)
+        return list(dict.fromkeys(targets))
 
     # ------------------------------------------------------------------ the passes
 
@@ -417,52 +411,70 @@ class InjectionEvaluation(Evaluation):
         self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Score a batch of held-out, other or fitting texts. Each model answers once, as X, as Y, or as both."""
-        by_kind = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
-        split, task = self.stream.splits[dataloader_idx], batch.task
-        panels = cast(Sequence[Panel], self.panels)
-        natives = {} if task is None else self.natives(self.answering, task)
-        injecting = [panel.route for panel in panels if panel.behaviour is not None]
-        masked = task is not None and self.meta["masked_share"] is not None
-        far = any(paired.whole is not None for paired in by_kind.values())
-        states = (
-            read_all(injecting, cast(TaskBatch, task), targets=far) if masked else None
-        )
-        for panel in panels:
-            paired = by_kind[panel.kind]
-            read, beside = _oriented(paired, panel.route), paired.counterpart
-            if split != "test":
+        by_kind = self._by_kind(batch)
+        split = self.stream.splits[dataloader_idx]
+        if split != "test":
+            for panel in self.panels:
+                read = _oriented(by_kind[panel.kind], panel.route)
                 panel.update_squares(split, read, self.each)
-                continue
-            if panel.behaviour is not None:
-                read = read._replace(
-                    task=task,
-                    injected=None if states is None else states.sources(panel.route),
-                )
-            if beside is not None:
-                read = read._replace(beside=_oriented(beside, panel.route))
-                if panel.behaviour is not None and self.stream.far_rows == "leave_out":
-                    own = (
-                        cast(PanelBatch, read.beside).target
-                        if states is None
-                        else states.targets(panel.route)
-                    )
-                    read = read._replace(own=own)
+            return
+
+        natives = {}
+        if batch.task is not None:
+            natives = self.natives(self.task.answering, batch.task)
+        states = self._masked_states(batch)
+        for panel in self.panels:
+            read = self._read(panel, by_kind[panel.kind], batch.task, states)
             panel.update(read, natives, self.each)
 
+    def _masked_states(self, batch: PairedBatch) -> ReadStates | None:
+        """The states of models on masked texts, and of targets too where far rows stay; None if nothing is masked."""
+        if batch.task is None or self.meta["masked_share"] is None:
+            return None
+        routes = [panel.route for panel in self.panels if panel.behaviour is not None]
+        far = [part for part in (batch, *batch.others) if part.whole is not None]
+        return read_all(routes, batch.task, targets=bool(far))
+
+    def _read(
+        self,
+        panel: Panel,
+        batch: PairedBatch,
+        task: TaskBatch | None,
+        states: ReadStates | None,
+    ) -> PanelBatch:
+        """What a panel is given of a batch."""
+        route = panel.route
+        read = _oriented(batch, route)
+        beside = batch.counterpart
+        if beside is not None:
+            read = read._replace(beside=_oriented(beside, route))
+        if panel.behaviour is None:
+            return read
+
+        read = read._replace(task=task)
+        if states is not None:
+            read = read._replace(injected=states.sources(route))
+        if beside is None or beside.rows.far is None:
+            return read
+        # far rows were left out of the batch: Y keeps its own states there
+        own = _oriented(beside, route).target
+        if states is not None:
+            own = states.targets(route)
+        return read._replace(own=own)
+
     def on_test_epoch_end(self) -> None:
-        """Check the states of the last batch as well."""
+        """Check the states of the last batch as well, and name the directions."""
         self.stream.reader.check.flush()
         super().on_test_epoch_end()
-        self.rows = [
-            row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows
-        ]
+        for row in self.rows:
+            row["direction"] = DIRECTIONS[row["direction"]]
 
 
 def _oriented(batch: PairedBatch, route: Route) -> PanelBatch:
     """A batch as a route reads it."""
-    return PanelBatch(
-        batch, *((batch.x, batch.y) if route.key == FORWARD else (batch.y, batch.x))
-    )
+    if route.key == FORWARD:
+        return PanelBatch(batch, batch.x, batch.y)
+    return PanelBatch(batch, batch.y, batch.x)
 
 
 def check_stored(
@@ -472,13 +484,12 @@ def check_stored(
 
     Args:
         stored: the checkpoints.
-        present: what the run's data module is, by its `describe()`.
+        present: the run's data module, by its `describe()`.
         sites: its site pairs.
 
     Raises:
-        ValueError: naming the checkpoint and what differs.
+        ValueError: names the checkpoint and what differs.
     """
+    models, component = present["models"], present["component"]
     for bank in stored:
-        refuse_other_bank(
-            bank, present["models"], present["component"], {FORWARD: sites}
-        )
+        refuse_other_bank(bank, models, component, {FORWARD: sites})

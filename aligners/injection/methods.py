@@ -1,10 +1,9 @@
-"""What is injected: the maps of the checkpoints, the closed forms, the floors, and in which direction."""
+"""What is injected: the maps of checkpoints, the closed forms, the floors, and in which direction."""
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
 from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from aligners.datamodules.rows.row_types import SeenTypes
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import fit_map
+from aligners.fitting.map_errors import parameters_of
 from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.training_status import CLOSED, how_fitted, outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, mapped_rows
@@ -48,12 +48,25 @@ KINDS: tuple[type[Aligner], ...] = (
 )
 CLOSED_FORMS = {kind.__name__.lower(): kind for kind in KINDS}
 FLOORS = ("mean", "identity", "random_embedding")
+TASK_LOSS = "task loss"  # how stitching layers were fitted, in the column `fit`
+OF_STITCHING = (
+    "models",
+    "revisions",
+    "masked_share",
+    "sites",
+)  # options of `stitched_texts` that `pair_states` does not have
+OF_TEXTS = (
+    "text",
+    "rows",
+    "special_tokens",
+    "max_length",
+)  # options that decide the types of rows
 
 
 class ClosedForms(Alignment):
     """An alignment of closed forms only, without those that the fitting rows do not determine.
 
-    `route_methods` asks for them once more, and then says why they are not there.
+    `route_methods` tries these once more, and then says why they are missing.
     """
 
     def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
@@ -67,7 +80,16 @@ class ClosedForms(Alignment):
 
 
 class Method(NamedTuple):
-    """A way to make a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` takes target rows."""
+    """A way to make states for Y.
+
+    Attributes:
+        name: in the report.
+        role: method, floor or ceiling.
+        map: from source rows (S, N, d_x) and the batch that they are of to target rows (S, N, d_y).
+        inverse: from target rows to source rows; None: there is none.
+        about: what a report says of it.
+        aligner: the map, if it is one.
+    """
 
     name: str
     role: str
@@ -86,32 +108,41 @@ class Method(NamedTuple):
         *,
         turned: bool = False,
     ) -> Self:
-        """The method of an aligner, or of its inverse.
+        """The method of an aligner; if `turned`, that of its inverse."""
+        there: Callable[[Tensor], Tensor] = aligner
+        back: Callable[[Tensor], Tensor] = aligner.inverse
+        if turned:
+            there, back = back, there
 
-        Args:
-            name: in the report.
-            role: method, floor or ceiling.
-            aligner: the map.
-            about: what a report says of it.
-            turned: whether its inverse is what maps.
-        """
-        there, back = (
-            (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
-        )
-        inverse = back if aligner.invertible else None
-        return cls(
-            name,
-            role,
-            lambda rows, batch: mapped_rows(there, rows),
-            inverse,
-            about,
-            aligner,
-        )
+        def mapped(rows: Tensor, batch: Any) -> Tensor:
+            return mapped_rows(there, rows)
+
+        inverse = None
+        if aligner.invertible:
+            inverse = back
+        return cls(name, role, mapped, inverse, about, aligner)
 
     def outcome(self, site: int) -> str | None:
-        """What came of its training at a site pair; None for what was not trained."""
+        """How its training ended at a site pair; None if it was not trained."""
         training = self.about.get("training")
-        return None if training is None else training[site]
+        if training is None:
+            return None
+        return training[site]
+
+
+def first_moments(stored: Sequence[StoredBank]) -> tuple[RowKind, Moments]:
+    """The moments of the fitting rows of the first checkpoint that holds them, and the kind of these rows.
+
+    Raises:
+        ValueError: no checkpoint holds moments.
+    """
+    for bank in stored:
+        if bank.moments is not None:
+            return stored_kind(bank), bank.moments
+    raise UserError(
+        "Expected a checkpoint of `train.py fit` among those that are measured, as floors need the moments of its "
+        "fitting rows, but got none."
+    )
 
 
 def route_methods(
@@ -124,81 +155,82 @@ def route_methods(
 
     Args:
         route: from X into Y, or from Y into X.
-        stored: the checkpoints; closed forms are fitted on the moments of the first.
+        stored: the checkpoints; closed forms are fitted to the moments of the first.
         closed_form: names out of `CLOSED_FORMS`.
-        validation: moments of validation rows from X to Y, on which ridges choose their strength.
+        validation: moments of validation rows from X to Y, by which ridges choose their strength.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
     """
-    first = next(bank for bank in stored if bank.moments is not None)
-    moments = cast(Moments, first.moments)
+    kind, moments = first_moments(stored)
     if route.key == BACKWARD:
-        moments, validation = (
-            moments.swap(),
-            None if validation is None else validation.swap(),
-        )
+        moments = moments.swap()
+        if validation is not None:
+            validation = validation.swap()
+    sizes = len(route.pairs), route.source.width, route.target.width
     held = _held_by(stored, route.key)
     methods, refusals = [], {}
     for name in closed_form:
         if name in held:
             continue
-        aligner = CLOSED_FORMS[name](
-            len(route.pairs), route.source.width, route.target.width
-        )
+        aligner = CLOSED_FORMS[name](*sizes)
         try:
             fit_map(name, aligner, moments, validation)
         except ValueError as error:
             refusals[name] = str(error)
-        else:
-            about = {
-                **describe_map(aligner),
-                "fitted_on": str(stored_kind(first)),
-                "checkpoint": None,
-            }
-            methods.append(Method.of(name, "method", aligner, about))
+            continue
+        about = describe_map(aligner)
+        about |= {"fitted_on": str(kind), "checkpoint": None}
+        methods.append(Method.of(name, "method", aligner, about))
     return [*methods, *held.values()], refusals
 
 
 def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
-    """The maps of checkpoints that lead this way, or whose inverse does; a second one of a name becomes `name_2`."""
+    """The maps of checkpoints in the direction of a route; a second one of a name becomes `name_2`."""
     methods: dict[str, Method] = {}
     for bank in stored:
-        maps = {
-            name: (aligner, route) for name, aligner in bank.maps.get(route, {}).items()
-        }
-        if route == BACKWARD:
-            forward = bank.maps.get(FORWARD, {}).items()
-            maps |= {
-                name: (aligner, FORWARD)
-                for name, aligner in forward
-                if aligner.bijective
-            }
-        for name, (aligner, fitted) in maps.items():
-            turned, taken = fitted != route, {*FLOORS, *OF_LABELS, *OF_TOKENS, *methods}
-            free = next(
-                n
-                for n in chain([name], (f"{name}_{k}" for k in count(2)))
-                if n not in taken
-            )
-            about = {
-                **describe_map(aligner, turned),
-                **({"fit": TASK_LOSS} if bank.command == "stitch" else {}),
-                "fitted_on": str(stored_kind(bank)),
-                "checkpoint": str(bank.path),
-                "training": outcomes(
-                    bank.training.get(f"{fitted}.{name}"), aligner.sites
-                ),
-            }
-            methods[free] = Method.of(free, "method", aligner, about, turned=turned)
+        for name, (aligner, fitted) in _leading(bank, route).items():
+            turned = fitted != route
+            about = describe_map(aligner, turned)
+            if bank.command == "stitch":
+                about["fit"] = TASK_LOSS
+            about["fitted_on"] = str(stored_kind(bank))
+            about["checkpoint"] = str(bank.path)
+            record = bank.training.get(f"{fitted}.{name}")
+            about["training"] = outcomes(record, aligner.sites)
+            free = _free_name(name, {*FLOORS, *OF_LABELS, *OF_TOKENS, *methods})
+            method = Method.of(free, "method", aligner, about, turned=turned)
+            methods[free] = method
     return methods
 
 
+def _leading(bank: StoredBank, route: str) -> dict[str, tuple[Aligner, str]]:
+    """The maps that lead this way, or whose inverse does: name -> map and the route that it was fitted on."""
+    maps = {}
+    for name, aligner in bank.maps.get(route, {}).items():
+        maps[name] = aligner, route
+    if route == BACKWARD:
+        for name, aligner in bank.maps.get(FORWARD, {}).items():
+            if aligner.bijective:
+                maps[name] = aligner, FORWARD
+    return maps
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """The name, or with the first number that makes it another: `name_2`."""
+    free = name
+    number = 2
+    while free in taken:
+        free = f"{name}_{number}"
+        number += 1
+    return free
+
+
 def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
-    """What is measured beside the maps of a route, on one kind of rows: mean, identity, states drawn at random.
+    """The floors of a route on one kind of rows: mean, identity (of equal widths), states drawn at random.
 
     Args:
-        route: the maps.
+        route: from X into Y.
         moments: of the fitting rows of that kind, in the route's direction.
         seed: of the random states.
     """
@@ -206,67 +238,56 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
     floors: dict[str, Aligner] = {"mean": Mean(*sizes)}
     if route.source.width == route.target.width:
         floors["identity"] = Identity(*sizes)
-    for aligner in floors.values():
+    methods = []
+    for name, aligner in floors.items():
         aligner.fit(moments)
+        methods.append(Method.of(name, "floor", aligner, describe_map(aligner)))
     gaussian = GaussianStates(moments, seed)
 
     def drawn(rows: Tensor, batch: Any) -> Tensor:
         return gaussian(batch.texts.text_numbers, batch.rows.counts, rows.device)
 
     about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
-    methods = [
-        Method.of(name, "floor", aligner, describe_map(aligner))
-        for name, aligner in floors.items()
-    ]
     return [*methods, Method("random_embedding", "floor", drawn, None, about)]
 
 
-def stored_kind(checkpoint: StoredBank) -> RowKind:
-    """The rows that the maps of a checkpoint were fitted on."""
-    return RowKind(checkpoint.data["rows"], checkpoint.data["special_tokens"])
+def stored_kind(bank: StoredBank) -> RowKind:
+    """The kind of rows that the maps of a checkpoint were fitted on."""
+    return RowKind(bank.data["rows"], bank.data["special_tokens"])
 
 
 def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
-    """Class, options, findings, `parameters` of one site, and how it was fitted."""
+    """Class, options, findings, `parameters` of one site, and how it was fitted; `turned`: its inverse is used."""
     return {
         "class": type(aligner).__name__,
         "options": aligner.options(),
         **aligner.findings(),
-        "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites
-        or None,
+        "parameters": parameters_of(aligner) or None,
         "fit": how_fitted(aligner, turned=turned),
         "bijective": aligner.bijective,
     }
 
 
-TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
-
-
-OTHERS = (
-    "models",
-    "revisions",
-    "masked_share",
-    "sites",
-)  # of `stitched_texts`, not of `pair_states`
+# ---------------------------------------------------------------------- checkpoints as an injection needs them
 
 
 def between_two_models(bank: StoredBank) -> StoredBank:
     """A finished run as one between two models, X and Y, whose tokens were mapped.
 
     Args:
-        bank: of `train.py fit`, which is one, or of `train.py stitch`.
+        bank: of `train.py fit`, which is returned as it is, or of `train.py stitch`.
 
     Raises:
-        ValueError: layers were trained between other than two models, or the file is a whole universe.
+        ValueError: layers were trained between more or fewer than two models, or the file is a whole universe.
     """
     if bank.command == "fit":
         return bank
+    models = bank.data["models"]
     if bank.command == "universe":
         raise UserError(
             f"Expected a checkpoint of two models, but {bank.path} holds a universe of "
-            f"{len(bank.data['models'])}. Name one of the files pairs/X--Y/aligners.safetensors beside it."
+            f"{len(models)}. Name one of the files pairs/X--Y/aligners.safetensors beside it."
         )
-    config, models = bank.data_config, bank.data["models"]
     if len(models) != 2:
         raise UserError(
             f"Expected stitching layers between two models, but {bank.path} was trained on {len(models)}. Measure them "
@@ -278,17 +299,24 @@ def between_two_models(bank: StoredBank) -> StoredBank:
         "held_out_types": 0.0,
         "far_rows": "keep",
     }
-    named = {
-        f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)
-    }
-    named |= {
-        f"revision_{side}": name
-        for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)
-    }
-    sites = {"sites": ",".join(f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, []))}
-    rest = {name: value for name, value in config.items() if name not in OTHERS}
-    data = {**bank.data, **rows, "models": dict(zip("xy", models, strict=True))}
-    return replace(bank, data=data, data_config={**rest, **named, **sites, **rows})
+    sides = dict(zip("xy", models, strict=True))
+    data = {**bank.data, **rows, "models": sides}
+    config = {**_config_of_two(bank), **rows}
+    return replace(bank, data=data, data_config=config)
+
+
+def _config_of_two(bank: StoredBank) -> dict[str, Any]:
+    """The options of `pair_states` that name the models and sites of stitching layers, and all others."""
+    config = dict(bank.data_config)
+    names = config["models"]
+    revisions = config["revisions"] or [None] * len(names)
+    for option in OF_STITCHING:
+        config.pop(option, None)
+    config["model_x"], config["model_y"] = names
+    config["revision_x"], config["revision_y"] = revisions
+    pairs = [f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, [])]
+    config["sites"] = ",".join(pairs)
+    return config
 
 
 def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
@@ -300,24 +328,26 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
         data: the data module of the run.
 
     Returns:
-        The types, of no kind where they are not known of every checkpoint, or are not of one kind.
+        The types, of kind None where those of some checkpoint are unknown or of another kind.
     """
-    unknown, present = SeenTypes(None, frozenset()), data.config()
-    decide = ("text", "rows", "special_tokens", "max_length")
-    of_the_run = [
-        all(bank.data_config[name] == present[name] for name in decide)
-        for bank in stored
-    ]
-    types = [
-        bank.seen or (data.seen if own else unknown)
-        for bank, own in zip(stored, of_the_run, strict=True)
-    ]
-    kinds = {seen.kind for seen in types}
-    return (
-        unknown
-        if len(kinds) > 1
-        else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in types)))
-    )
+    unknown = SeenTypes(None, frozenset())
+    present = data.config()
+    kinds = set()
+    names: set[str] = set()
+    for bank in stored:
+        seen = bank.seen
+        if seen is None:
+            seen = data.seen if _same_texts(bank.data_config, present) else unknown
+        kinds.add(seen.kind)
+        names |= seen.names
+    if len(kinds) > 1:
+        return unknown
+    return SeenTypes(kinds.pop(), frozenset(names))
+
+
+def _same_texts(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two data modules make the same rows of the same texts, by their options."""
+    return [then[name] for name in OF_TEXTS] == [now[name] for name in OF_TEXTS]
 
 
 # ---------------------------------------------------------------------- maps of an earlier run in a stitching run
@@ -328,10 +358,10 @@ def fitted_maps(
 ) -> Maps:
     """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
 
-    Maps that `train.py fit` fitted belong to the routes between the first two models.
+    Maps of `train.py fit` belong to the routes between the first two models.
 
     Raises:
-        ValueError: they were fitted on other models, at other sites, or no route of the run has any.
+        ValueError: they were fitted on other models or at other sites, or no route of the run has any.
     """
     known = [model.identity() for model in models[: len(bank.data["models"])]]
     pairs = {route.key: route.pairs for route in routes if bank.maps.get(route.key)}
@@ -347,9 +377,7 @@ def fitted_maps(
 def fitted_layers(
     bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
 ) -> Maps:
-    """Copies of a finished run's maps that can be trained on: a linear closed form goes on as an affine layer.
-
-    Maps that neither have parameters nor are linear are left out, and that is said in the log.
+    """Copies of a finished run's maps that can be trained on, named `name_stitched`: see `_trainable`.
 
     Raises:
         ValueError: as in `fitted_maps`.
@@ -358,21 +386,27 @@ def fitted_layers(
     for key, maps in fitted_maps(bank, routes, models).items():
         layers[key] = {}
         for name, aligner in maps.items():
-            if not aligner.closed_form:
-                layers[key][f"{name}_stitched"] = (
-                    copy.deepcopy(aligner).requires_grad_(True).train()
-                )
-            elif isinstance(aligner, Affine):
-                moments = cast(Moments, bank.moments)
-                layer = AffineLayer(
-                    aligner.sites, aligner.d_x, aligner.d_y, start="linear"
-                )
-                layer.adopt(aligner, moments if key == FORWARD else moments.swap())
+            layer = _trainable(aligner, bank, key)
+            if layer is not None:
                 layers[key][f"{name}_stitched"] = layer
-            else:
-                logger.warning(
-                    "%s holds %s, which has nothing to train and is left out.",
-                    bank.path,
-                    name,
-                )
+                continue
+            logger.warning(
+                "%s holds %s, which has nothing to train and is left out.",
+                bank.path,
+                name,
+            )
     return layers
+
+
+def _trainable(aligner: Aligner, bank: StoredBank, route: str) -> Aligner | None:
+    """A copy to train on: of a linear closed form an affine layer; None of another closed form."""
+    if not aligner.closed_form:
+        return copy.deepcopy(aligner).requires_grad_(True).train()
+    if not isinstance(aligner, Affine):
+        return None
+    moments = cast(Moments, bank.moments)
+    if route != FORWARD:
+        moments = moments.swap()
+    layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
+    layer.adopt(aligner, moments)
+    return layer

@@ -1,11 +1,11 @@
 """A panel of a report: one route, one kind of rows, every method at every site, with its errors text by text."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from aligners.datamodules.rows.policies import Rows
 from aligners.datamodules.task_targets import TaskBatch
@@ -29,6 +29,7 @@ from aligners.injection.behaviour import (
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import (
+    Row,
     Sums,
     TextScores,
     UnitMeans,
@@ -49,7 +50,12 @@ ERROR_COLUMNS = (
     "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
     *FAR_COLUMNS.values(), "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
 )  # fmt: skip
+METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training")
+COUNTED = ["rows", "unseen"]
+SQUARES = ["squares", "total"]
+Columns = dict[str, Tensor]  # of a report, each (methods, S)
 Inverse = Callable[[Tensor], Tensor]
+EachMethod = Callable[[Iterable[Method]], Iterator[Method]]
 
 
 def text_totals(
@@ -59,19 +65,19 @@ def text_totals(
     mean_source: Tensor | None,
     mean_target: Tensor,
 ) -> Sums:
-    """What the errors of every method are compared with: those of `ERRORS` that need none, quantity -> (S, B).
+    """What the errors of all methods are divided by: those of `ERRORS` that need no map, each (S, B).
 
     Args:
         rows: which text each row belongs to.
         source: (S, N, d_x) what is mapped.
-        target: (S, N, d_y) what it should be.
-        mean_source: (S, 1, d_x) mean of the source on the fitting rows; None: nothing is said of inverses.
-        mean_target: (S, 1, d_y) that of the target.
+        target: (S, N, d_y) what it should be mapped to.
+        mean_source: (S, d_x) mean of the source on the fitting rows; None: nothing is said of inverses.
+        mean_target: (S, d_y) that of the target.
     """
-    total = squared_distances(target, mean_target)
+    total = squared_distances(target, mean_target[:, None])
     back = torch.full_like(total, torch.nan)
     if mean_source is not None:
-        back = squared_distances(source, mean_source)
+        back = squared_distances(source, mean_source[:, None])
     return {
         "total": per_text_sums(total, rows),
         "total_unseen": per_text_sums(of_unseen(total, rows), rows),
@@ -83,34 +89,34 @@ def text_totals(
 def text_errors(
     rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inverse: Inverse | None
 ) -> Sums:
-    """How far the mapped rows are from Y's own, and the inverse's from X's: the others of `ERRORS`, each (S, B).
+    """How far mapped rows are from the target's, and the inverse's from the source: the other `ERRORS`, each (S, B).
 
-    Where there is no inverse, what is said of it is NaN; an inverse that gives no number is infinitely far off.
+    Without an inverse, what is said of it is NaN. An inverse that is not finite is infinitely far off.
 
     Args:
         rows: which text each row belongs to.
         source: (S, N, d_x) what was mapped.
-        target: (S, N, d_y) what it should be.
-        mapped: (S, N, d_y) what it is.
+        target: (S, N, d_y) what it should be mapped to.
+        mapped: (S, N, d_y) what it was mapped to.
         inverse: from target rows to source rows.
     """
     squares = squared_errors(mapped, target)
-    values = {
-        "squares": squares,
-        "squares_unseen": of_unseen(squares, rows),
-        "norm": squares.sqrt(),
-        "cosine": torch.nn.functional.cosine_similarity(
-            mapped.double(), target.double(), dim=-1
-        ),
+    cosine = cosine_similarity(mapped.double(), target.double(), dim=-1)
+    errors = {
+        "squares": per_text_sums(squares, rows),
+        "squares_unseen": per_text_sums(of_unseen(squares, rows), rows),
+        "norm": per_text_sums(squares.sqrt(), rows),
+        "cosine": per_text_sums(cosine, rows),
     }
-    errors = {name: per_text_sums(part, rows) for name, part in values.items()}
     if inverse is None:
         errors["back"] = errors["gap"] = torch.full_like(errors["squares"], torch.nan)
         return errors
     back = squared_errors(inverse(target), source)
     gap = (inverse(mapped) - source).abs_().amax(-1)
-    errors["back"] = per_text_sums(back.nan_to_num(torch.inf, torch.inf), rows)
-    errors["gap"] = _per_text_largest(gap.nan_to_num(torch.inf, torch.inf), rows)
+    back.nan_to_num_(torch.inf, torch.inf)
+    gap.nan_to_num_(torch.inf, torch.inf)
+    errors["back"] = per_text_sums(back, rows)
+    errors["gap"] = _per_text_largest(gap, rows)
     return errors
 
 
@@ -120,56 +126,48 @@ def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
     return zeros.scatter_reduce(1, rows.owner.expand_as(values), values, "amax")
 
 
-def error_columns(
-    table: Sums, other: Sums, rows: Tensor, width: int, seed: int
-) -> dict[str, Tensor]:
-    """Each of `ERROR_COLUMNS` as (methods, S), over all texts.
+def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
+    """Columns of `ERROR_COLUMNS` over all held-out texts.
 
     Args:
         table: quantity -> (methods, S, texts).
-        other: squares and total likewise, of texts of another source.
         rows: number of rows of all texts.
         width: d_y.
         seed: of the resampling of texts.
     """
-    squares, total = table["squares"].sum(-1), table["total"].sum(-1)
+    sums = {name: values.sum(-1) for name, values in table.items()}
+    worst, largest = table["gap"].amax(-1), table["largest"].amax(-1)
+    columns = {
+        "mse": sums["squares"] / (rows * width),
+        "l2": sums["norm"] / rows,
+        "fvu_inverse": sums["back"] / sums["back_total"],
+        "relative_error": (sums["squares"] / sums["total"]).sqrt(),
+        "cosine": sums["cosine"] / rows,
+        "round_trip": worst / largest,
+    }
+    squares, total = table["squares"], table["total"]
     unseen, unseen_total = table["squares_unseen"], table["total_unseen"]
     parts = {
-        "fvu": (table["squares"], table["total"]),
-        "fvu_seen": (table["squares"] - unseen, table["total"] - unseen_total),
+        "fvu": (squares, total),
+        "fvu_seen": (squares - unseen, total - unseen_total),
         "fvu_unseen": (unseen, unseen_total),
-        "fvu_other": (other["squares"], other["total"]),
     }
-    fvus: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        fvus |= named(name, interval(*part, seed=seed))
-    return {
-        "mse": squares / (rows * width),
-        "l2": table["norm"].sum(-1) / rows,
-        **fvus,
-        "fvu_inverse": table["back"].sum(-1) / table["back_total"].sum(-1),
-        "relative_error": (squares / total).sqrt(),
-        "cosine": table["cosine"].sum(-1) / rows,
-        "round_trip": table["gap"].amax(-1) / table["largest"].amax(-1),
-    }
-
-
-METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training")
-Row = dict[str, Any]
-COUNTED, SQUARES = ["rows", "unseen"], ["squares", "total"]
+    for name, (above, below) in parts.items():
+        columns |= named(name, interval(above, below, seed=seed))
+    return columns
 
 
 class PanelBatch(NamedTuple):
     """What a panel is given of a batch.
 
     Attributes:
-        batch: with `rows`, and `texts` they are of.
+        batch: with `rows`, and the `texts` that they are of.
         source: (S, N, d_x) what is mapped.
         target: (S, N, d_y) Y's own states there; None: they were not read.
         task: what is asked; None: nothing is injected.
-        injected: (S, N', d_x) the source's states on the inputs of `task`, where these are others, as masked ones are.
+        injected: (S, N', d_x) the source's states on the inputs of `task` where these are others, as masked ones are.
         beside: with far rows where they are left out of `batch`, or without where they are kept; None: there are none.
-        own: (S, N', d_y) the target's own states on the inputs of `task`, where far rows are left as they are.
+        own: (S, N', d_y) the target's own states on the inputs of `task`, if it keeps them at the far rows of `beside`.
     """
 
     batch: Any
@@ -181,9 +179,6 @@ class PanelBatch(NamedTuple):
     own: Tensor | None = None
 
 
-EachMethod = Callable[[Iterable[Method]], Iterator[Method]]
-
-
 class Panel(nn.Module):
     """Scores every method of one route on one kind of rows, text by text, and makes the report's rows of it.
 
@@ -193,11 +188,10 @@ class Panel(nn.Module):
         texts: number of held-out texts.
         seed: of the resampling of texts.
         kind: of the rows, as a report writes it.
-        means: (S, d_x) and (S, d_y) means of the fitting rows of this kind; None: no errors are measured. Without
-            those of X nothing is said of inverses.
+        means: (S, d_x) and (S, d_y) means of the fitting rows of this kind. Without that of Y no errors are measured;
+            without that of X nothing is said of inverses.
         behaviour: puts mapped states into the target; None: only errors are measured.
         others: number of texts of another source.
-        fitting: whether the fitting texts are read as well.
         retrieval: draws rows on which maps are scored by retrieval; None: they are not.
         far_rows: `data.far_rows`, where errors are measured.
     """
@@ -213,56 +207,46 @@ class Panel(nn.Module):
         seed: int,
         *,
         kind: str = "tokens",
-        means: tuple[Tensor | None, Tensor] | None,
-        behaviour: Behaviour | None,
+        means: tuple[Tensor | None, Tensor | None] = (None, None),
+        behaviour: Behaviour | None = None,
         others: int = 0,
-        fitting: bool = False,
         retrieval: HeldOutRows | None = None,
         far_rows: str = "leave_out",
     ) -> None:
         super().__init__()
         self.route = route
-        self.kind = kind
-        self.behaviour = behaviour
         self.methods = list(methods)
         self.texts = texts
         self.seed = seed
+        self.kind = kind
+        self.behaviour = behaviour
         self.retrieval = retrieval
         self.far_rows = far_rows
-        self.far_errors = nn.ModuleList()
-        self.owned = nn.ModuleList(
-            method.aligner for method in self.methods if method.aligner
-        )
-        mean_source, mean_target = means or (None, None)
-        self.register_buffer(
-            "mean_source", None if mean_source is None else mean_source[:, None]
-        )
-        self.register_buffer(
-            "mean_target", None if mean_target is None else mean_target[:, None]
-        )
+        self.register_buffer("mean_source", means[0])
+        self.register_buffer("mean_target", means[1])
+        aligners = [method.aligner for method in self.methods if method.aligner]
+        self.owned = nn.ModuleList(aligners)
+        self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), after `rows`
+        self._make_tables(others)
 
-        count, sites = len(self.methods), len(route.pairs)
+    def _make_tables(self, others: int) -> None:
+        """What is summed up over the batches."""
         scored: list[str] = []
-        if means:
+        if self.mean_target is not None:
             scored += ERRORS
         self.answers: list[str] = []  # what needs no site, as often as it is drawn
-        self.whole: TextScores | None = None
-        if behaviour is not None:
-            scored += behaviour.scored
-            for name in behaviour.whole:
+        if self.behaviour is not None:
+            scored += self.behaviour.scored
+            for name in self.behaviour.whole:
                 self.answers += [name] * DRAWS.get(name, 1)
-            self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts)
-        self.scores = TextScores(scored, count, sites, texts)
-        self.lengths = TextScores(COUNTED, 1, 1, texts)
-        self.native_answers: dict[
-            str, Tensor
-        ] = {}  # model -> (texts,), once there are rows
-        self.elsewhere: TextScores | None = None
-        if others:
-            self.elsewhere = TextScores(SQUARES, count, sites, others)
-        self.fitting: UnitMeans | None = None
-        if fitting:
-            self.fitting = UnitMeans(1 + len(SQUARES) * count * sites)
+
+        count, sites = len(self.methods), len(self.route.pairs)
+        self.scores = TextScores(scored, count, sites, self.texts)
+        self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, self.texts)
+        self.lengths = TextScores(COUNTED, 1, 1, self.texts)
+        self.elsewhere = TextScores(SQUARES, count, sites, others)
+        self.fitting = UnitMeans((count + 1) * sites)
+        self.far_errors = nn.ModuleList()
 
     def update(
         self, read: PanelBatch, natives: Natives, each: EachMethod = iter
@@ -274,35 +258,40 @@ class Panel(nn.Module):
             natives: what each model that knows the task answers by itself, where states are injected.
             each: goes through the methods, and shows how far it is.
         """
-        text, rows = read.batch.texts.text, read.batch.rows
-        ones = torch.ones(1, 1, len(rows), device=text.device)
-        counted = per_text_sums(ones, rows)
-        unseen = per_text_sums(of_unseen(ones, rows), rows)
-        self.lengths.update(text, {"rows": counted, "unseen": unseen})
-        if (
-            self.behaviour is not None
-            and self.whole is not None
-            and read.task is not None
-        ):
-            self.whole.update(text, self.behaviour.without_sites(read.task, natives))
-        totals = Sums()
-        if self.mean_target is not None and read.target is not None:
-            totals = text_totals(
-                rows, read.source, read.target, self.mean_source, self.mean_target
-            )
-            if self.retrieval is not None:
-                self.retrieval.add(
-                    read.source, read.target, text[rows.owner], rows.place
-                )
-        results = [
-            self._scored(method, read, totals, natives) for method in each(self.methods)
-        ]
+        text = read.batch.texts.text
+        self._count(text, read.batch.rows)
+        if self.behaviour is not None and read.task is not None:
+            answers = self.behaviour.without_sites(read.task, natives)
+            self.whole.update(text, answers)
+
+        totals = self._totals(read)
+        results = []
+        for method in each(self.methods):
+            results.append(self._scored(method, read, totals, natives))
         table = {}
         for name in self.scores.quantities:
-            table[name] = torch.stack([result[name] for result in results])
+            of_methods = [result[name] for result in results]
+            table[name] = torch.stack(of_methods)
         self.scores.update(text, table)
         if read.beside is not None and totals:
             self._update_beside(read.beside)
+
+    def _count(self, text: Tensor, rows: Rows) -> None:
+        """Count the rows of each text, and those of unseen types."""
+        ones = torch.ones(1, 1, len(rows), device=text.device)
+        counts = per_text_sums(ones, rows)
+        unseen = per_text_sums(of_unseen(ones, rows), rows)
+        self.lengths.update(text, {"rows": counts, "unseen": unseen})
+
+    def _totals(self, read: PanelBatch) -> Sums:
+        """What the errors of all methods are divided by; nothing if none are measured. Draws rows for retrieval."""
+        if self.mean_target is None or read.target is None:
+            return {}
+        source, target, rows = read.source, read.target, read.batch.rows
+        if self.retrieval is not None:
+            text = read.batch.texts.text[rows.owner]
+            self.retrieval.add(source, target, text, rows.place)
+        return text_totals(rows, source, target, self.mean_source, self.mean_target)
 
     def _scored(
         self, method: Method, read: PanelBatch, totals: Sums, natives: Natives
@@ -312,134 +301,94 @@ class Panel(nn.Module):
         sums = dict(totals)
         if read.target is not None and totals:
             inverse = None if self.mean_source is None else method.inverse
-            sums |= text_errors(
-                read.batch.rows, read.source, read.target, mapped, inverse
-            )
-        if self.behaviour is not None and read.task is not None:
-            put = mapped
-            if read.injected is not None:
-                put = method.map(read.injected, read.task)
-            if read.own is not None:
-                put = self._beside_far(put, read)
-            sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
-        return sums
+            rows = read.batch.rows
+            sums |= text_errors(rows, read.source, read.target, mapped, inverse)
+        if self.behaviour is None or read.task is None:
+            return sums
+
+        if read.injected is not None:
+            mapped = method.map(read.injected, read.task)
+        if read.own is not None and read.beside is not None:
+            mapped = _own_where_far(mapped, read.own, read.beside.batch.rows.far)
+        native = natives[self.route.target]
+        return sums | self.behaviour.injected(read.task, mapped, native)
 
     def _update_beside(self, read: PanelBatch) -> None:
         """Add the errors on the rows that stand beside those that count."""
         if not self.far_errors:
-            mean = cast(Tensor, self.mean_target)[:, 0]
-            self.far_errors.extend(
-                FarErrors(mean).to(mean.device) for _ in self.methods
-            )
+            mean = cast(Tensor, self.mean_target)
+            for _ in self.methods:
+                self.far_errors.append(FarErrors(mean).to(mean.device))
         target = cast(Tensor, read.target)
         for method, errors in zip(self.methods, self.far_errors, strict=True):
             mapped = method.map(read.source, read.batch)
             cast(FarErrors, errors).update(mapped, target)
 
-    @staticmethod
-    def _beside_far(mapped: Tensor, read: PanelBatch) -> Tensor:
-        """What is put into the target: mapped rows, and its own states where rows are far."""
-        own, far = cast(Tensor, read.own), cast(PanelBatch, read.beside).batch.rows.far
-        if far is None:
-            return mapped
-        if mapped.shape[1] == own.shape[1]:  # all rows were mapped
-            return own.to(mapped.dtype).where(far[:, None], mapped)
-        return own.to(mapped.dtype).index_copy(1, (~far).nonzero()[:, 0], mapped)
-
     def update_squares(
         self, split: str, read: PanelBatch, each: EachMethod = iter
     ) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
-        rows = read.batch.rows
         target = cast(Tensor, read.target)
-        total = per_text_sums(
-            squared_distances(target, cast(Tensor, self.mean_target)), rows
-        )
+        mean = cast(Tensor, self.mean_target)
         parts = []
         for method in each(self.methods):
-            errors = squared_errors(method.map(read.source, read.batch), target)
-            parts.append(per_text_sums(errors, rows))
-        sums = torch.stack(parts)  # (methods, S, B)
-        totals = total.expand_as(sums)
-        if split == "other" and self.elsewhere is not None:
-            squares = {"squares": sums, "total": totals}
-            self.elsewhere.update(read.batch.texts.text, squares)
-        elif self.fitting is not None:
-            counts = torch.as_tensor(rows.counts, device=read.source.device)
-            values = torch.stack([sums, totals]).flatten(0, -2)
-            self.fitting.update(torch.cat([counts[None].double(), values]))
+            mapped = method.map(read.source, read.batch)
+            parts.append(squared_errors(mapped, target))
+        squares = torch.stack(parts)  # (methods, S, N)
+        total = squared_distances(target, mean[:, None])
+        if split == "fit":
+            both = torch.cat([squares, total[None]])
+            self.fitting.update(both.flatten(0, 1))
+            return
+        rows = read.batch.rows
+        sums = per_text_sums(squares, rows)
+        totals = per_text_sums(total, rows).expand_as(sums)
+        table = {"squares": sums, "total": totals}
+        self.elsewhere.update(read.batch.texts.text, table)
 
     # ------------------------------------------------------------------ after
 
     def rows(self, quiet: bool = True) -> list[Row]:
         """One row for every method and site, after those of what needs no site; unless `quiet`, show how far it is."""
-        counted, unseen = (count.sum() for count in self.lengths.compute().values())
-        whole = {} if self.whole is None else self.whole.compute()
-        base = {
+        about = self._about()
+        table = self.scores.compute()
+        columns: Columns = {}
+        rows: list[Row] = []
+        if self.behaviour is not None:
+            asked = self.behaviour.asked
+            whole = self.whole.compute()
+            native = self._native(whole)
+            about["n_units"] = int(native["units"].sum())
+            about["score_name"] = asked.score
+            answers = behaviour_columns(whole, native, asked, self.seed)
+            rows += self._rows_without_sites(answers)
+            columns |= behaviour_columns(table, native, asked, self.seed)
+        if self.mean_target is not None:
+            columns |= self._errors(table, about["n_rows"])
+        columns |= self._retrieval(quiet)
+        rows += self._rows_of_sites(columns, _overflows(table))
+        return [about | row for row in rows]
+
+    def _about(self) -> Row:
+        """The columns that all rows have in common."""
+        counts = self.lengths.compute()
+        unseen = counts["unseen"].sum()
+        return {
             "model_x": self.route.source.name,
             "model_y": self.route.target.name,
             "same_model": self.route.same,
             "direction": self.route.key,
             "rows": self.kind,
             "n_texts": self.texts,
-            "n_rows": int(counted),
+            "n_rows": int(counts["rows"].sum()),
             "n_unseen": int(unseen) if unseen.isfinite() else None,
-            "n_units": int(whole["units"][0, 0].sum()) if whole else None,
-            "n_texts_other": None
-            if self.elsewhere is None
-            else len(self.elsewhere.seen),
+            "n_units": None,
+            "n_texts_other": len(self.elsewhere.seen) or None,
             "seed": self.seed,
-            "score_name": None
-            if self.behaviour is None
-            else self.behaviour.asked.score,
+            "score_name": None,
         }
-        return [{**base, **row} for row in self._rows(whole, counted, quiet)]
 
-    def _rows(
-        self, whole: dict[str, Tensor], counted: Tensor, quiet: bool
-    ) -> Iterator[Row]:
-        table, pairs = self.scores.compute(), self.route.pairs
-        overflows = torch.zeros(len(self.methods), len(pairs), dtype=torch.bool)
-        columns: dict[str, Tensor] = {}
-        if self.behaviour is not None:
-            native = self._native(whole)
-            yield from self._rows_without_sites(whole, native)
-            columns |= behaviour_columns(table, native, self.behaviour.asked, self.seed)
-            overflows |= ~table["loss"].isfinite().all(-1)
-        if self.mean_target is not None:
-            columns |= self._errors(table, counted)
-            infinite = table["back"].isinf() | table["gap"].isinf()
-            overflows |= (~table["squares"].isfinite() | infinite).any(-1)
-        drawn = None
-        if self.retrieval is not None:
-            drawn = self.retrieval.end()
-        methods = list(enumerate(self.methods))
-        for place, method in track(
-            methods, "Retrieval", disable=quiet or drawn is None
-        ):
-            reduced = reduced_mse(method.aligner, len(pairs))
-            retrieved = {}
-            if (
-                drawn is not None
-                and self.retrieval is not None
-                and method.aligner is not None
-            ):
-                retrieved = self.retrieval.columns(method.map(drawn, None))
-            for s, pair in enumerate(pairs):
-                about = {
-                    "fitted_on": self.kind,
-                    **method.about,
-                    "training": method.outcome(s),
-                }
-                extra = {
-                    "mse_reduced": reduced[s],
-                    "overflow": bool(overflows[place, s]),
-                }
-                extra |= {name: finite(values[s]) for name, values in retrieved.items()}
-                found = _figures(columns, place, s) | extra
-                yield _row(method.name, method.role, pair, about, found)
-
-    def _native(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _native(self, whole: Sums) -> Sums:
         """What the target does by itself, text by text; the answers of both models are kept."""
         own = {
             "native_x": self.route.source.name,
@@ -447,48 +396,96 @@ class Panel(nn.Module):
             "native": self.route.target.name,
         }
         self.native_answers = {}
+        target = 0
         for place, name in enumerate(self.answers):
             if name in own:
                 self.native_answers[own[name]] = whole["answer"][place, 0]
-        name = "native_y" if "native_y" in self.answers else "native"
-        index = self.answers.index(name)
-        return {quantity: values[index, 0] for quantity, values in whole.items()}
+            if name in ("native_y", "native"):
+                target = place
+        return {quantity: values[target, 0] for quantity, values in whole.items()}
 
-    def _rows_without_sites(
-        self, whole: dict[str, Tensor], native: dict[str, Tensor]
-    ) -> Iterator[Row]:
+    def _rows_without_sites(self, columns: Columns) -> Iterator[Row]:
         """A row for each ceiling and floor that needs no site."""
-        task = cast(Behaviour, self.behaviour).asked
-        columns = behaviour_columns(whole, native, task, self.seed)
-        for name in dict.fromkeys(self.answers):
-            draws = [place for place, other in enumerate(self.answers) if other == name]
+        places: dict[str, list[int]] = {}
+        for place, name in enumerate(self.answers):
+            places.setdefault(name, []).append(place)
+        for name, draws in places.items():
             role = "ceiling" if name.startswith("native") else "floor"
-            yield _row(name, role, (None, None), {}, _over_draws(columns, draws))
+            found = _over_draws(columns, draws)
+            yield _row(name, role, (None, None), {}, found)
 
-    def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
+    def _rows_of_sites(self, columns: Columns, overflows: Tensor) -> Iterator[Row]:
+        """A row for each method and site pair."""
+        pairs = self.route.pairs
+        for place, method in enumerate(self.methods):
+            reduced = reduced_mse(method.aligner, len(pairs))
+            about = {"fitted_on": self.kind, **method.about}
+            for s, pair in enumerate(pairs):
+                about["training"] = method.outcome(s)
+                found = _figures(columns, place, s)
+                found["mse_reduced"] = reduced[s]
+                found["overflow"] = bool(overflows[place, s])
+                yield _row(method.name, method.role, pair, about, found)
+
+    def _errors(self, table: Sums, rows: int) -> Columns:
         """The columns of the held-out rows, of other texts, and of the fitting rows, each (methods, S)."""
         width = self.route.target.width
-        if self.elsewhere is None:
-            other = dict.fromkeys(SQUARES, torch.full_like(table["squares"], torch.nan))
-        else:
+        columns = error_columns(table, rows, width, self.seed)
+        if self.elsewhere.update_called:
             other = self.elsewhere.compute()
-        columns = error_columns(table, other, counted, width, self.seed)
-
-        shape = len(SQUARES), len(self.methods), len(self.route.pairs)
-        sums = torch.full((1 + math.prod(shape),), torch.nan)
-        if self.fitting is not None:
-            sums = self.fitting.compute().cpu()
-        squares, total = sums[1:].reshape(shape)
-        fitted = squares / (sums[0] * width), squares / total, (squares / total).sqrt()
-        columns |= dict(zip(FITTING, fitted, strict=True))
-
+            figures = interval(other["squares"], other["total"], seed=self.seed)
+            columns |= named("fvu_other", figures)
+        if self.fitting.update_called:
+            means = self.fitting.compute().cpu()
+            means = means.view(-1, len(self.route.pairs))
+            squares, total = means[:-1], means[-1]
+            columns["mse_fit"] = squares / width
+            columns["fvu_fit"] = squares / total
+            columns["relative_error_fit"] = columns["fvu_fit"].sqrt()
         far = None
         if self.far_errors:
-            each = [
-                cast(FarErrors, errors).compute().cpu() for errors in self.far_errors
-            ]
-            far = torch.stack(each)
+            each = cast(Iterable[FarErrors], self.far_errors)
+            far = torch.stack([errors.compute() for errors in each])
         return columns | far_columns(self.far_rows, far, columns["fvu"])
+
+    def _retrieval(self, quiet: bool) -> Columns:
+        """The columns of retrieval, each (methods, S); NaN of a floor that is no map."""
+        if self.retrieval is None:
+            return {}
+        drawn = self.retrieval.end()
+        shape = len(self.methods), len(self.route.pairs)
+        columns: Columns = {}
+        for name in RETRIEVAL_COLUMNS:
+            columns[name] = torch.full(shape, torch.nan, dtype=torch.float64)
+        methods = track(self.methods, "Retrieval", disable=quiet)
+        for place, method in enumerate(methods):
+            if method.aligner is None:
+                continue
+            found = self.retrieval.columns(method.map(drawn, None))
+            for name, values in found.items():
+                columns[name][place] = values
+        return columns
+
+
+def _own_where_far(mapped: Tensor, own: Tensor, far: Tensor) -> Tensor:
+    """Mapped rows, all or those that are not far, with the target's own states (S, N, d_y) at far rows (N,)."""
+    own = own.to(mapped.dtype)
+    if mapped.shape[1] == own.shape[1]:
+        return own.where(far[:, None], mapped)
+    near = (~far).nonzero()[:, 0]
+    return own.index_copy(1, near, mapped)
+
+
+def _overflows(table: Sums) -> Tensor:
+    """Where something that a method gives is not finite, (methods, S)."""
+    overflows = torch.tensor(False)
+    for name in ("loss", "squares"):
+        if name in table:
+            overflows = overflows | ~table[name].isfinite().all(-1)
+    for name in ("back", "gap"):
+        if name in table:  # NaN where there is no inverse
+            overflows = overflows | table[name].isinf().any(-1)
+    return overflows
 
 
 def _row(
@@ -496,43 +493,36 @@ def _row(
     role: str,
     pair: Sequence[int | None],
     about: Mapping[str, Any],
-    found: dict[str, Any],
+    found: Row,
 ) -> Row:
     """The columns of a method at a site pair; null where nothing was found."""
-    return {
-        "method": name,
-        "role": role,
-        "site_x": pair[0],
-        "site_y": pair[1],
-        **{column: about.get(column) for column in METHOD_COLUMNS},
-        **dict.fromkeys(
-            (*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, "mse_reduced", *RETRIEVAL_COLUMNS)
-        ),
-        "overflow": False,
-        **found,
-    }
+    site_x, site_y = pair
+    row = {"method": name, "role": role, "site_x": site_x, "site_y": site_y}
+    for column in METHOD_COLUMNS:
+        row[column] = about.get(column)
+    figures = *BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, "mse_reduced", *RETRIEVAL_COLUMNS
+    return {**row, **dict.fromkeys(figures), "overflow": False, **found}
 
 
-def _over_draws(columns: dict[str, Tensor], draws: list[int]) -> dict[str, Any]:
+def _over_draws(columns: Columns, draws: list[int]) -> Row:
     """One row's figures: of several draws the mean, whose interval ends at the least and the largest of them."""
     if len(draws) == 1:
         return _figures(columns, draws[0], 0)
-    found: dict[str, Any] = {
+    found: Row = {
         "fit": f"mean of {len(draws)} draws, interval from the least to the largest"
     }
-    ends: dict[str, Callable[[Tensor], Tensor]] = {
-        "low": torch.amin,
-        "high": torch.amax,
-    }
     for name, values in columns.items():
-        base, _, end = name.rpartition("_")
-        if end in ends:
-            found[name] = finite(ends[end](columns[base][draws, 0]))
+        figure, _, end = name.rpartition("_")
+        if end == "low":
+            value = columns[figure][draws, 0].amin()
+        elif end == "high":
+            value = columns[figure][draws, 0].amax()
         else:
-            found[name] = finite(values[draws, 0].mean())
+            value = values[draws, 0].mean()
+        found[name] = finite(value)
     return found
 
 
-def _figures(columns: dict[str, Tensor], method: int, site: int) -> dict[str, Any]:
+def _figures(columns: Columns, method: int, site: int) -> Row:
     """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
     return {name: finite(column[method, site]) for name, column in columns.items()}

@@ -1,4 +1,4 @@
-"""Routes: from which model into which, at which site pairs, which are impossible, and what their targets are asked."""
+"""Routes: from which model into which, at which site pairs; which are impossible, and what their targets are asked."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +52,16 @@ class Route:
         """Whether a model is stitched to itself, the baseline that tells optimisation from difference."""
         return self.source is self.target
 
+    @property
+    def read_at(self) -> list[int]:
+        """The site of the source in each pair."""
+        return [i for i, _ in self.pairs]
+
+    @property
+    def put_at(self) -> list[int]:
+        """The site of the target in each pair."""
+        return [j for _, j in self.pairs]
+
     def site_names(self) -> list[str]:
         """`l-m` for each site pair."""
         return [f"{i}-{j}" for i, j in self.pairs]
@@ -77,16 +87,16 @@ def build_routes(
     """
     depths = [model.depth for model in models]
     routes: list[Route] = []
-    taken = set()
+    taken: set[tuple[Any, ...]] = set()
     for a, b in route_numbers(len(models), wanted):
-        places = [
-            (models[a], models[b], pair)
-            for pair in route_sites(sites, depths, a, b, component)
-        ]
-        new = tuple(place[-1] for place in places if place not in taken)
+        source, target = models[a], models[b]
+        new = []
+        for pair in route_sites(sites, depths, a, b, component):
+            if (source, target, pair) not in taken:
+                new.append(pair)
+                taken.add((source, target, pair))
         if new:
-            routes.append(Route(f"{a}_{b}", models[a], models[b], new, component))
-        taken.update(places)
+            routes.append(Route(f"{a}_{b}", source, target, tuple(new), component))
     return routes
 
 
@@ -99,10 +109,10 @@ def route_numbers(count: int, wanted: Routes) -> list[tuple[int, int]]:
     check_known(get_args(Routes), routes=wanted)
     if wanted == "forward":
         return [(0, b) for b in range(1, count)]
-    return [
-        *permutations(range(count), 2),
-        *((a, a) for a in range(count) if wanted == "all"),
-    ]
+    routes = list(permutations(range(count), 2))
+    if wanted == "all":
+        routes += [(a, a) for a in range(count)]
+    return routes
 
 
 def check_routes(
@@ -123,22 +133,13 @@ def check_routes(
         gradients: whether gradients must pass through the targets.
 
     Raises:
-        ValueError: targets have no head, one that predicts a number, or heads of different tasks; a classification
-            without labels or with labels that the head does not have; a front that sees the tokens
-            which the tail should predict; quantised weights.
+        ValueError: a target has no head or one that predicts a number, or the targets have different tasks; the texts
+            of a classification have no labels, or labels that the head does not have; a front sees the tokens that the
+            tail should predict; weights are quantised, and gradients must pass through them.
     """
-    targets = list(dict.fromkeys(route.target for route in routes))
-    for target in targets:
-        if target.task is None:
-            raise UserError(
-                f"Stitching needs a model with a classification head or a language modelling head to stitch into, but "
-                f"{target.name} {target.no_task}. Name another model, with its head."
-            )
-        if target.regression:
-            raise UserError(
-                f"A penalty is in nats, of a classifier or of a language model, but the head of {target.name} predicts "
-                "a number. Evaluate it with `evaluate.py inject`."
-            )
+    tasks = {}
+    for target in dict.fromkeys(route.target for route in routes):
+        _check_head(target)
         if target.task == "classification":
             check_labels(target, labels, source)
         if gradients and target.quantised is not None:
@@ -146,20 +147,36 @@ def check_routes(
                 f"Expected weights that gradients can pass through, but {target.name} is quantised "
                 f"({target.quantised}). Load it unquantised; `data.dtype` 'bfloat16' halves its memory."
             )
-    tasks = {str(target.task): target.name for target in targets}
+        tasks[target.task] = target.name
     if len(tasks) > 1:
-        listed = ", ".join(f"{name}: {task}" for task, name in tasks.items())
+        listed = ", ".join([f"{name}: {task}" for task, name in tasks.items()])
         raise UserError(
             f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot be compared: "
             "stitch them in runs of their own, with `routes` 'forward'."
         )
+    if allow_mixed:
+        return
     for route in routes:
-        why = None if allow_mixed else gives_answers(route.source, route.target)
+        why = gives_answers(route.source, route.target)
         if why is not None:
             raise UserError(
                 f"{why}: a low loss would mean nothing. Stitch models of one kind, or set `allow_mixed` to true if "
                 "this is what you want to measure."
             )
+
+
+def _check_head(target: FrozenModel) -> None:
+    """Raise if a model has no head whose answers have a loss in nats."""
+    if target.task is None:
+        raise UserError(
+            f"Stitching needs a model with a classification head or a language modelling head to stitch into, but "
+            f"{target.name} {target.no_task}. Name another model, with its head."
+        )
+    if target.regression:
+        raise UserError(
+            f"A penalty is in nats, of a classifier or of a language model, but the head of {target.name} predicts "
+            "a number. Evaluate it with `evaluate.py inject`."
+        )
 
 
 def gives_answers(source: FrozenModel, target: FrozenModel) -> str | None:
@@ -174,13 +191,12 @@ def gives_answers(source: FrozenModel, target: FrozenModel) -> str | None:
 
 def paired_routes(data: PairedActivations, *, both_directions: bool) -> list[Route]:
     """The routes between the two models of a data module: from X into Y, and back."""
-    reader, component = data.reader, data.component
-    models, there = (reader.model_x, reader.model_y), tuple(reader.sites)
-    routes = [Route(FORWARD, *models, there, component)]
+    x, y = data.reader.model_x, data.reader.model_y
+    pairs = tuple(data.reader.sites)
+    routes = [Route(FORWARD, x, y, pairs, data.component)]
     if both_directions:
-        routes.append(
-            Route(BACKWARD, *models[::-1], tuple((j, i) for i, j in there), component)
-        )
+        turned = tuple((j, i) for i, j in pairs)
+        routes.append(Route(BACKWARD, y, x, turned, data.component))
     return routes
 
 
@@ -191,9 +207,9 @@ class InjectedTask:
     Attributes:
         not_injected: for each route why states cannot be put into its target, or None.
         answering: the models that can be asked.
-        labels: of classifiers among them, what was matched with what.
+        labels: each classifier among them, and which of its classes stands for which of the texts'.
         asked: what is scored; None where nothing is asked.
-        targets_of: what makes targets of texts, likewise.
+        targets_of: makes the targets of texts; None likewise.
     """
 
     not_injected: dict[Route, str | None]
@@ -215,70 +231,60 @@ class InjectedTask:
 
         Args:
             data: the texts, and the models, which are loaded now.
-            routes: between its models; the task is that of the first route's target, if it can be asked.
-            masked_share: share of the tokens that a masked language model has to find.
+            routes: between its models; the task is that of the first target that can be injected into.
+            masked_share: share of the tokens that a masked language model has to predict.
             seed: of the random floors.
 
         Raises:
             ValueError: the labels are not those of a target's head.
         """
-        why: dict[Route, str | None] = {}
+        not_injected: dict[Route, str | None] = {}
+        targets: list[FrozenModel] = []
         for route in routes:
-            why[route] = _no_injection(route, data, routes[0], why)
-        targets = [route.target for route in routes if why[route] is None]
+            why = _no_injection(route, data, targets)
+            not_injected[route] = why
+            if why is None:
+                targets.append(route.target)
         if not targets:
-            return cls(why)
-        first, models = targets[0], (routes[0].source, routes[0].target)
+            return cls(not_injected)
+
+        first = targets[0]
         check_mask(first)
+        models = routes[0].source, routes[0].target
+        labels = None
+        answering = [
+            model for model in dict.fromkeys(models) if model.task == first.task
+        ]
+        if first.task == "classification":
+            labels = match_heads(data, targets, models)
+            answering = list(labels)
+        asked = ScoredTask.of(data, first, seed=seed)
         targets_of = partial(
             task_batch, model=first, masked_share=masked_share, seed=data.seed
         )
-        labels = (
-            match_heads(data, targets, models)
-            if first.task == "classification"
-            else None
-        )
-        answering = (
-            [model for model in dict.fromkeys(models) if model.task == first.task]
-            if labels is None
-            else labels
-        )
-        return cls(
-            why,
-            list(answering),
-            labels,
-            ScoredTask.of(data, first, seed=seed),
-            targets_of,
-        )
+        return cls(not_injected, answering, labels, asked, targets_of)
 
 
 def _no_injection(
-    route: Route, data: PairedActivations, first: Route, why: dict[Route, str | None]
+    route: Route, data: PairedActivations, before: Sequence[FrozenModel]
 ) -> str | None:
-    """Why states cannot be put into the target of a route, or None.
-
-    Args:
-        route: which.
-        data: the texts.
-        first: the first route.
-        why: the same of the routes before.
-    """
+    """Why states cannot be put into the target of a route, beside the targets of the routes before; or None."""
     source, target = route.source, route.target
     labels, text = data.split("test").labels, data.text.source
+    classifies = target.task == "classification"
     if target.task is None:
         return f"{target.name} {target.no_task}"
-    if target.task == "classification" and (
-        labels is None or not known_labels(labels).any()
-    ):
-        return (
-            f"the texts of {text!r} have no labels{data.texts.columns_without_labels}"
-        )
-    if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
+    if classifies and (labels is None or not known_labels(labels).any()):
+        columns = data.texts.columns_without_labels
+        return f"the texts of {text!r} have no labels{columns}"
+    if not same_tokenizer(cast(Any, source.tokenizer), cast(Any, target.tokenizer)):
         return f"the tokenizers of {source.name} and {target.name} differ"
-    if (leak := gives_answers(source, target)) is not None:
+    leak = gives_answers(source, target)
+    if leak is not None:
         return leak
-    if target.task != first.target.task and why.get(first, "") is None:
-        return f"{target.name} has another task ({target.task}) than {first.target.name} ({first.target.task})"
-    if target.task == "classification":
+    if before and target.task != before[0].task:
+        first = before[0]
+        return f"{target.name} has another task ({target.task}) than {first.name} ({first.task})"
+    if classifies:
         check_labels(target, labels, text)
     return None

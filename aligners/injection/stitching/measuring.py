@@ -104,9 +104,9 @@ class StitchingEvaluation(Evaluation):
         # errors are measured where the mean of the target's states is known, to which they are relative
         self.spread = {} if self.layers is None else self.layers.spread
         for route in self.routes:
-            means = None
+            mean = None
             if self.spread:
-                means = (None, self.spread[route.key]["mean"])
+                mean = self.spread[route.key]["mean"]
             methods = self._methods(route, maps.get(route.key, {}))
             behaviour = Behaviour(route, task, ("native",), self.seed)
             panel = Panel(
@@ -114,7 +114,7 @@ class StitchingEvaluation(Evaluation):
                 methods,
                 self.n_texts,
                 self.seed,
-                means=means,
+                means=(None, mean),
                 behaviour=behaviour,
             )
             self.panels.append(panel)
