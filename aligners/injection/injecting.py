@@ -45,7 +45,7 @@ from aligners.injection.methods import (
     stored_kind,
 )
 from aligners.injection.panels import Panel, PanelBatch
-from aligners.injection.routes import InjectedTask, Route, paired_routes
+from aligners.injection.routes import InjectedTask, Route, paired_routes, targets_of
 from aligners.injection.scoring.scores import ScoredTask, wrong_order
 from aligners.injection.scoring.task_scores import matched_by_number
 from aligners.models.loading.load_models import check_precision
@@ -242,28 +242,33 @@ class InjectionEvaluation(Evaluation):
         described = data.describe()
         check_stored(self.stored, described, data.reader.sites)
         self.routes = paired_routes(data, both_directions=self.both_directions)
-        task = InjectedTask.of(
+        self.task = InjectedTask.of(
             data, self.routes, masked_share=self.masked_share, seed=self.seed
         )
-        self.task = task
-        self.asked = task.asked
+        self.asked = self.task.asked
         self._choose_kinds()
-        seen = seen_by_any(self.stored, data)
-        data.plan(
-            Plan(
-                self.kinds, seen, self.other_text, task.targets_of, self.fitting_errors
-            )
+        plan = Plan(
+            self.kinds,
+            seen_by_any(self.stored, data),
+            self.other_text,
+            self.task.targets_of,
+            self.fitting_errors,
         )
-        answers = self.about_answers(task.labels or {})
-        answers["cautions"] += few_rows(*self.fitted.values())
-        self.meta = {**described, **data.describe_other(), **answers}
-        self.meta["masked_share"] = None
-        if self.asked is not None and self.asked.task == "masked":
-            self.meta["masked_share"] = self.masked_share
-        self.meta["not_injected"] = {}
+        data.plan(plan)
+        self.meta = {**described, **data.describe_other(), **self._about_task()}
+
+    def _about_task(self) -> dict[str, Any]:
+        """What the report says of the task, of few rows, and of routes on which nothing is injected."""
+        about = self.about_answers(self.task.labels or {})
+        about["cautions"] += few_rows(*self.fitted.values())
+        about["masked_share"] = None
+        if about["task"] == "masked":
+            about["masked_share"] = self.masked_share
+        about["not_injected"] = {}
         for route, why in self.task.not_injected.items():
             if why is not None:
-                self.meta["not_injected"][DIRECTIONS[route.key]] = why
+                about["not_injected"][DIRECTIONS[route.key]] = why
+        return about
 
     def _choose_kinds(self) -> None:
         """The kinds of rows on which errors are measured, and the moments that checkpoints hold of them."""
@@ -360,7 +365,6 @@ class InjectionEvaluation(Evaluation):
         if route.key != FORWARD:
             moments = moments.swap()
         floors = build_floors(route, moments, self.seed)
-        widths = route.source.width, route.target.width
         others = 0
         if self.other_text is not None:
             others = len(self.stream.split("other"))
@@ -376,7 +380,7 @@ class InjectionEvaluation(Evaluation):
             means=(moments.mean_x, moments.mean_y),
             behaviour=behaviour,
             others=others,
-            retrieval=HeldOutRows(len(route.pairs), *widths, self.seed, self.device),
+            retrieval=HeldOutRows(*route.sizes, self.seed, self.device),
             far_rows=self.stream.far_rows,
         )
 
@@ -399,11 +403,8 @@ class InjectionEvaluation(Evaluation):
 
     def injected_into(self) -> list[FrozenModel]:
         """The targets of the routes on which states are injected."""
-        targets = []
-        for route, why in self.task.not_injected.items():
-            if why is None:
-                targets.append(route.target)
-        return list(dict.fromkeys(targets))
+        reasons = self.task.not_injected.items()
+        return targets_of(route for route, why in reasons if why is None)
 
     # ------------------------------------------------------------------ the passes
 

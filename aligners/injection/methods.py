@@ -167,13 +167,12 @@ def route_methods(
         moments = moments.swap()
         if validation is not None:
             validation = validation.swap()
-    sizes = len(route.pairs), route.source.width, route.target.width
     held = _held_by(stored, route.key)
     methods, refusals = [], {}
     for name in closed_form:
         if name in held:
             continue
-        aligner = CLOSED_FORMS[name](*sizes)
+        aligner = CLOSED_FORMS[name](*route.sizes)
         try:
             fit_map(name, aligner, moments, validation)
         except ValueError as error:
@@ -234,10 +233,9 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
         moments: of the fitting rows of that kind, in the route's direction.
         seed: of the random states.
     """
-    sizes = len(moments.mean_x), route.source.width, route.target.width
-    floors: dict[str, Aligner] = {"mean": Mean(*sizes)}
+    floors: dict[str, Aligner] = {"mean": Mean(*route.sizes)}
     if route.source.width == route.target.width:
-        floors["identity"] = Identity(*sizes)
+        floors["identity"] = Identity(*route.sizes)
     methods = []
     for name, aligner in floors.items():
         aligner.fit(moments)

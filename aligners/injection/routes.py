@@ -1,6 +1,6 @@
 """Routes: from which model into which, at which site pairs; which are impossible, and what their targets are asked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -62,9 +62,19 @@ class Route:
         """The site of the target in each pair."""
         return [j for _, j in self.pairs]
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """S, d_x and d_y of its banks."""
+        return len(self.pairs), self.source.width, self.target.width
+
     def site_names(self) -> list[str]:
         """`l-m` for each site pair."""
         return [f"{i}-{j}" for i, j in self.pairs]
+
+
+def targets_of(routes: Iterable[Route]) -> list[FrozenModel]:
+    """The targets of routes, each once."""
+    return list(dict.fromkeys(route.target for route in routes))
 
 
 def build_routes(
@@ -138,7 +148,7 @@ def check_routes(
             tail should predict; weights are quantised, and gradients must pass through them.
     """
     tasks = {}
-    for target in dict.fromkeys(route.target for route in routes):
+    for target in targets_of(routes):
         _check_head(target)
         if target.task == "classification":
             check_labels(target, labels, source)
@@ -239,16 +249,16 @@ class InjectedTask:
             ValueError: the labels are not those of a target's head.
         """
         not_injected: dict[Route, str | None] = {}
-        targets: list[FrozenModel] = []
+        injected: list[Route] = []
         for route in routes:
-            why = _no_injection(route, data, targets)
+            why = _no_injection(route, data, injected)
             not_injected[route] = why
             if why is None:
-                targets.append(route.target)
-        if not targets:
+                injected.append(route)
+        if not injected:
             return cls(not_injected)
 
-        first = targets[0]
+        first = injected[0].target
         check_mask(first)
         models = routes[0].source, routes[0].target
         labels = None
@@ -256,19 +266,19 @@ class InjectedTask:
             model for model in dict.fromkeys(models) if model.task == first.task
         ]
         if first.task == "classification":
-            labels = match_heads(data, targets, models)
+            labels = match_heads(data, targets_of(injected), models)
             answering = list(labels)
         asked = ScoredTask.of(data, first, seed=seed)
-        targets_of = partial(
+        make_targets = partial(
             task_batch, model=first, masked_share=masked_share, seed=data.seed
         )
-        return cls(not_injected, answering, labels, asked, targets_of)
+        return cls(not_injected, answering, labels, asked, make_targets)
 
 
 def _no_injection(
-    route: Route, data: PairedActivations, before: Sequence[FrozenModel]
+    route: Route, data: PairedActivations, injected: Sequence[Route]
 ) -> str | None:
-    """Why states cannot be put into the target of a route, beside the targets of the routes before; or None."""
+    """Why states cannot be put into the target of a route, if they are on some routes before it; or None."""
     source, target = route.source, route.target
     labels, text = data.split("test").labels, data.text.source
     classifies = target.task == "classification"
@@ -282,8 +292,10 @@ def _no_injection(
     leak = gives_answers(source, target)
     if leak is not None:
         return leak
-    if before and target.task != before[0].task:
-        first = before[0]
+    first = target
+    if injected:
+        first = injected[0].target
+    if target.task != first.task:
         return f"{target.name} has another task ({target.task}) than {first.name} ({first.task})"
     if classifies:
         check_labels(target, labels, text)

@@ -1,8 +1,10 @@
 """How well models do when they are stitched together, on held-out text: every route, method and site pair."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from torch import Tensor
 
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.task_targets import TaskBatch
@@ -14,7 +16,13 @@ from aligners.injection.behaviour import Behaviour, read_all
 from aligners.injection.injecting import Evaluation
 from aligners.injection.methods import TASK_LOSS, Method, describe_map, fitted_maps
 from aligners.injection.panels import Panel, PanelBatch
-from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.routes import (
+    Route,
+    Routes,
+    build_routes,
+    check_routes,
+    targets_of,
+)
 from aligners.injection.scoring.scores import ScoredTask
 from aligners.injection.scoring.task_scores import match_heads
 from aligners.maps.base import Aligner
@@ -50,7 +58,7 @@ class StitchingEvaluation(Evaluation):
         super().__init__(seed)
         self.layers = None if stored is None else stored_of(stored)
         self.maps = None if fitted is None else load_bank(fitted)
-        self.stored = [bank for bank in (self.maps, self.layers) if bank is not None]
+        self.stored = list(filter(None, (self.maps, self.layers)))
         self.wanted_routes = routes
         self.identity = identity
         self.allow_mixed = allow_mixed
@@ -70,84 +78,101 @@ class StitchingEvaluation(Evaluation):
         heads = {}
         if targets[0].task == "classification":
             heads = match_heads(data, targets)
-        self.asked = task = ScoredTask.of(data, targets[0], seed=self.seed)
-        self._add_panels(task)
+        asked = ScoredTask.of(data, targets[0], seed=self.seed)
+        self.asked = asked
+        self._add_panels(asked)
         self.meta = {
             **described,
             **self.about_answers(heads),
             "routes": [_described_route(route) for route in self.routes],
-            "loss": None if layers is None else layers.loss,
-            "constant_score": task.constant_score(),
-            "bytes_per_token": task.bytes_per_token,
+            "loss": None,
+            "constant_score": asked.constant_score(),
+            "bytes_per_token": asked.bytes_per_token,
         }
+        if layers is not None:
+            self.meta["loss"] = layers.loss
 
     def _choose_routes(self, described: dict[str, Any]) -> None:
         """The routes that are measured: those of the checkpoint, if there is one."""
         data, layers = self.stream, self.layers
         wanted = self.wanted_routes or "all"
-        self.routes = build_routes(data.frozen, data.sites, wanted, data.component)
+        routes = build_routes(data.frozen, data.sites, wanted, data.component)
         if layers is not None:
-            self.routes = [route for route in self.routes if route.key in layers.maps]
-            pairs = {route.key: route.pairs for route in self.routes}
+            routes = [route for route in routes if route.key in layers.maps]
+            pairs = {route.key: route.pairs for route in routes}
             refuse_other_bank(layers, described["models"], data.component, pairs)
-        labels = data.split("test").labels
-        mixed = self.allow_mixed
         check_routes(
-            self.routes, labels, data.text.source, allow_mixed=mixed, gradients=False
+            routes,
+            data.split("test").labels,
+            data.text.source,
+            allow_mixed=self.allow_mixed,
+            gradients=False,
         )
+        self.routes = routes
 
-    def _add_panels(self, task: ScoredTask) -> None:
+    def _add_panels(self, asked: ScoredTask) -> None:
         """A panel of the methods of each route."""
         maps: dict[str, dict[str, Aligner]] = {}
         if self.maps is not None:
             maps = fitted_maps(self.maps, self.routes, self.stream.frozen)
         # errors are measured where the mean of the target's states is known, to which they are relative
-        self.spread = {} if self.layers is None else self.layers.spread
+        self.spread: dict[str, dict[str, Tensor]] = {}
+        if self.layers is not None:
+            self.spread = self.layers.spread
         for route in self.routes:
             mean = None
             if self.spread:
                 mean = self.spread[route.key]["mean"]
             methods = self._methods(route, maps.get(route.key, {}))
-            behaviour = Behaviour(route, task, ("native",), self.seed)
             panel = Panel(
                 route,
                 methods,
                 self.n_texts,
                 self.seed,
                 means=(None, mean),
-                behaviour=behaviour,
+                behaviour=Behaviour(route, asked, ("native",), self.seed),
             )
             self.panels.append(panel)
 
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
+        """The identity, the maps of `fitted` and the trained layers.
+
+        Raises:
+            ValueError: there are none.
+        """
+        widths = route.source.width, route.target.width
         methods = []
-        if self.identity and route.source.width == route.target.width:
-            same = Identity(len(route.pairs), route.source.width, route.target.width)
+        if self.identity and widths[0] == widths[1]:
+            same = Identity(*route.sizes)
             about = {**describe_map(same), "fit": "none"}
             methods.append(Method.of("identity", "floor", same, about))
         for name, layer in fitted.items():
             methods.append(Method.of(name, "method", layer, describe_map(layer)))
-        if self.layers is not None:
-            for name, layer in self.layers.maps[route.key].items():
-                outcome = outcomes(
-                    self.layers.training.get(f"{route.key}.{name}"), layer.sites
-                )
-                about = {**describe_map(layer), "fit": TASK_LOSS, "training": outcome}
-                methods.append(Method.of(name, "method", layer, about))
+        methods += self._trained(route)
         if not methods:
             why = "`identity` is false"
             if self.identity:
-                widths = f"{route.source.width} and {route.target.width}"
-                why = f"widths {widths} differ, so the identity does not apply"
+                why = f"widths {widths[0]} and {widths[1]} differ, so the identity does not apply"
             raise UserError(
                 f"Nothing to measure from {route.name}: {why}, and "
                 "neither a checkpoint nor `fitted` has a layer. Train some with `train.py stitch`."
             )
         return methods
 
+    def _trained(self, route: Route) -> Iterator[Method]:
+        """The layers of the checkpoint."""
+        if self.layers is None:
+            return
+        for name, layer in self.layers.maps[route.key].items():
+            record = self.layers.training.get(f"{route.key}.{name}")
+            about = describe_map(layer)
+            about["fit"] = TASK_LOSS
+            about["training"] = outcomes(record, layer.sites)
+            yield Method.of(name, "method", layer, about)
+
     def injected_into(self) -> list[FrozenModel]:
         """The targets of all routes."""
-        return list(dict.fromkeys(route.target for route in self.routes))
+        return targets_of(self.routes)
 
     # ------------------------------------------------------------------ the one pass
 
@@ -155,13 +180,16 @@ class StitchingEvaluation(Evaluation):
         """Score every method at every site pair of every route, and the targets by themselves, on one batch."""
         natives = self.natives(self.injected_into(), batch)
         states = read_all(self.routes, batch, targets=bool(self.spread))
-        for panel in cast(Sequence[Panel], self.panels):
-            target = states.targets(panel.route) if self.spread else None
-            part = PanelBatch(batch, states.sources(panel.route), target, batch)
-            panel.update(part, natives, self.each)
+        for panel in self.panels:
+            source, target = states.sources(panel.route), None
+            if self.spread:
+                target = states.targets(panel.route)
+            read = PanelBatch(batch, source, target, batch)
+            panel.update(read, natives, self.each)
 
 
 def _described_route(route: Route) -> dict[str, Any]:
+    """A route as plain values."""
     return {
         "model_x": route.source.name,
         "model_y": route.target.name,

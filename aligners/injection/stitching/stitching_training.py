@@ -4,8 +4,8 @@ Sites never meet: each is run through its own tail and its graph is dropped befo
 the memory of one site.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +33,7 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.fitting.steps import Schedule, clip_per_site
 from aligners.injection.behaviour import (
+    ReadStates,
     bank_answers,
     mapped_rows,
     own_answers,
@@ -41,14 +42,19 @@ from aligners.injection.behaviour import (
     read_all,
 )
 from aligners.injection.methods import fitted_layers
-from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.routes import (
+    Route,
+    Routes,
+    build_routes,
+    check_routes,
+    targets_of,
+)
 from aligners.injection.scoring.scores import UnitMeans
 from aligners.injection.scoring.task_scores import divergence, match_heads, unit_losses
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.models.calling import FiniteCheck
 from aligners.models.loading.load_models import check_precision
-from aligners.models.model import FrozenModel
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,8 @@ def bank_gradients(
     Returns:
         Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
     """
-    losses, gradients = [], torch.empty_like(mapped)
+    losses = []
+    gradients = torch.empty_like(mapped)
     for s, rows in enumerate(mapped.detach()):
         leaf = rows.requires_grad_()
         with torch.enable_grad():
@@ -100,6 +107,49 @@ def bank_gradients(
         (gradients[s],) = torch.autograd.grad(value, leaf)
         losses.append(value.detach())
     return torch.stack(losses), gradients
+
+
+@dataclass(frozen=True)
+class RouteLoss:
+    """The weighted sum of a route's losses on one batch.
+
+    Attributes:
+        weights: of the losses.
+        route: from which model into which.
+        batch: on the device.
+        units: number of units (texts or tokens) that means are over; of several ranks, their mean.
+        rows: number of rows, likewise.
+        own: (U, C) logits of the target by itself, for distillation; None: there is none.
+        states: (S, N, d_y) states of the target itself, for the activation loss; None likewise.
+        variance: (S,) of the target's states, likewise.
+    """
+
+    weights: LossWeights
+    route: Route
+    batch: TaskBatch
+    units: Tensor | float
+    rows: Tensor | float
+    own: Tensor | None = None
+    states: Tensor | None = None
+    variance: Tensor | None = None
+
+    def __call__(self, pair: int, mapped: Tensor) -> Tensor:
+        """The loss of mapped rows (N, d_y) at the site pair of this number, a scalar."""
+        weights = self.weights
+        total = mapped.new_zeros(())
+        if weights.task or self.own is not None:
+            logits = pair_logits(self.route, pair, self.batch, mapped)
+            if weights.task:
+                losses = unit_losses(logits, self.batch.targets)
+                total = total + weights.task * losses.sum() / self.units
+            if self.own is not None:
+                gaps = divergence(logits, self.own, weights.temperature)
+                total = total + weights.distillation * (gaps.sum() / self.units)
+        if self.states is not None and self.variance is not None:
+            squares = (mapped - self.states[pair]).square().sum()
+            scale = self.rows * float(self.variance[pair])
+            total = total + weights.activation * squares / scale
+        return total
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -178,6 +228,12 @@ class Stitching(BankTraining):
         self._started_from: FittedTexts | None = None
         self._check = FiniteCheck()
 
+    def _layers(self) -> Iterator[tuple[Route, str, Aligner]]:
+        """Each layer with its route and name."""
+        for route in self.routes:
+            for name, layer in self.banks_of(route.key).items():
+                yield route, name, layer
+
     # ------------------------------------------------------------------ setting up
 
     def setup(self, stage: str) -> None:
@@ -192,22 +248,21 @@ class Stitching(BankTraining):
         self.routes = build_routes(
             data.frozen, data.sites, self.wanted_routes, data.component
         )
-        for (
-            split
-        ) in SPLITS:  # also what is measured in the end: not after hours of training
-            labels = data.split(split).labels
-            mixed = self.allow_mixed
+        # with the texts that are measured in the end: not after hours of training
+        for split in SPLITS:
             check_routes(
-                self.routes, labels, data.text.source, allow_mixed=mixed, gradients=True
+                self.routes,
+                data.split(split).labels,
+                data.text.source,
+                allow_mixed=self.allow_mixed,
+                gradients=True,
             )
         if data.task == "classification":
-            match_heads(data, self._targets())
+            match_heads(data, targets_of(self.routes))
         if not len(self.maps):
             self._build_layers()
-        layers = list[Aligner]()
-        for key in self.maps:
-            layers += self.banks_of(key).values()
-        if not self.banks() or any(layer.closed_form for layer in layers):
+        closed = [name for _, name, layer in self._layers() if layer.closed_form]
+        if closed or not self.banks():
             raise UserError(
                 "Expected `layers` that can be trained, but got one without parameters. Leave it out."
             )
@@ -220,13 +275,11 @@ class Stitching(BankTraining):
             further = fitted_layers(bank, self.routes, self.stream.frozen)
             self._started_from = bank.fitted
         for route in self.routes:
-            sizes = len(route.pairs), route.source.width, route.target.width
-            layers = {}
+            layers = nn.ModuleDict()
             for name, factory in self.factories.items():
-                layers[name] = seeded(factory, self.seed, *sizes)
-            self.maps[route.key] = nn.ModuleDict(
-                {**layers, **further.get(route.key, {})}
-            )
+                layers[name] = seeded(factory, self.seed, *route.sizes)
+            layers.update(further.get(route.key, {}))
+            self.maps[route.key] = layers
 
     def on_fit_start(self) -> None:
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
@@ -238,18 +291,19 @@ class Stitching(BankTraining):
         )
         for route in self.routes:
             moments = by_route[route.key]
-            variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
+            squares = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1)
             self.spread[route.key] = {
                 "mean": moments.mean_y.cpu(),
-                "variance": variance.cpu(),
+                "variance": (squares / moments.n).cpu(),
             }
-            for name, layer in self.banks_of(route.key).items():
-                if name in self.factories:
-                    fit_map(
-                        f"{name} from {route.name}", layer, moments, advice=MORE_ROWS
-                    )
+        for route, name, layer in self._layers():
+            if name in self.factories:
+                moments = by_route[route.key]
+                which = f"{name} from {route.name}"
+                fit_map(which, layer, moments, advice=MORE_ROWS)
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Route -> what it reads, and the target's own states where it puts others."""
         batch = self.stream.prepare(texts).to(self.device)
         states = read_all(self.routes, batch, targets=True)
         rows = {}
@@ -264,7 +318,7 @@ class Stitching(BankTraining):
     # ------------------------------------------------------------------ training
 
     def on_train_start(self) -> None:
-        """The start is validated first; after an interruption between a step and its validation, that step is."""
+        """Validate the start first, or the last step if the run was interrupted before its validation."""
         steps = self.trainer.max_steps
         if self.trainer.max_epochs not in (None, -1):  # epochs may end first
             steps = int(self.trainer.estimated_stepping_batches)
@@ -276,20 +330,11 @@ class Stitching(BankTraining):
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
-        # the mean over ranks: with it, ranks' mean gradient is that of all units
-        units = mean_count(self.trainer, len(batch.targets), self.device)
-        rows = mean_count(self.trainer, len(batch.rows), self.device)
-        activation = self.weights.activation > 0
-        states = read_all(self.routes, batch, targets=activation)
-        natives = {}
-        if self.weights.distillation > 0:
-            natives = {target: own_logits(target, batch) for target in self._targets()}
-
-        surrogates, losses = [], {}
-        for route in self.routes:
-            target = states.targets(route) if activation else None
-            own = natives.get(route.target)
-            loss = partial(self._loss, route, batch, (units, rows), own, target)
+        states = read_all(self.routes, batch, targets=self.weights.activation > 0)
+        surrogates: list[Tensor] = []
+        losses: dict[tuple[Route, str], Tensor] = {}
+        for loss in self._losses_of(batch, states):
+            route = loss.route
             for name, layer in self.banks_of(route.key).items():
                 mapped = mapped_rows(layer, states.sources(route))
                 losses[route, name], gradients = bank_gradients(mapped, loss)
@@ -301,57 +346,35 @@ class Stitching(BankTraining):
         self.step()
         self._watch(losses, batch_idx)
 
-    def _loss(
-        self,
-        route: Route,
-        batch: TaskBatch,
-        counts: tuple[Tensor | float, Tensor | float],
-        own: Tensor | None,
-        states: Tensor | None,
-        pair: int,
-        mapped: Tensor,
-    ) -> Tensor:
-        """The weighted sum of a route's losses for mapped rows (N, d_y) at the site pair of this number, a scalar.
-
-        Args:
-            route: from which model into which.
-            batch: on the device.
-            counts: the units (texts or tokens) and the rows that means are over; of several ranks, the mean.
-            own: (U, C) answers of the target by itself, for distillation.
-            states: (S, N, d_y) states of the target itself, for the activation loss.
-            pair: number of the site pair.
-            mapped: the rows.
-        """
-        units, rows = counts
-        total = mapped.new_zeros(())
-        if self.weights.task or own is not None:
-            logits = pair_logits(route, pair, batch, mapped)
-            if self.weights.task:
-                losses = unit_losses(logits, batch.targets)
-                total = total + self.weights.task * losses.sum() / units
-            if own is not None:
-                gap = divergence(logits, own, self.weights.temperature).sum() / units
-                total = total + self.weights.distillation * gap
-        if states is not None:
-            squares = (mapped - states[pair]).square().sum()
-            variance = float(self.spread[route.key]["variance"][pair])
-            total = total + self.weights.activation * squares / (rows * variance)
-        return total
-
-    def _targets(self) -> list[FrozenModel]:
-        """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
-        return list(dict.fromkeys(route.target for route in self.routes))
+    def _losses_of(self, batch: TaskBatch, states: ReadStates) -> Iterator[RouteLoss]:
+        """The loss of each route on a batch."""
+        weights = self.weights
+        # the mean over ranks: with it, ranks' mean gradient is that of all units
+        units = mean_count(self.trainer, len(batch.targets), self.device)
+        rows = mean_count(self.trainer, len(batch.rows), self.device)
+        own = {}
+        if weights.distillation > 0:
+            for target in targets_of(self.routes):
+                own[target] = own_logits(target, batch)
+        for route in self.routes:
+            logits = own.get(route.target)
+            loss = RouteLoss(weights, route, batch, units, rows, logits)
+            if weights.activation > 0:
+                variance = self.spread[route.key]["variance"]
+                targets = states.targets(route)
+                loss = replace(loss, states=targets, variance=variance)
+            yield loss
 
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
+        """Check the losses (S,) of each layer, and log them."""
         for (route, name), loss in losses.items():
-            names = [
-                f"{name}, {route.name}, site pair {site}" for site in route.site_names()
-            ]
-            self._check.watch(loss, names, "training loss", batch_idx)
+            sites = route.site_names()
+            which = [f"{name}, {route.name}, site pair {site}" for site in sites]
+            self._check.watch(loss, which, "training loss", batch_idx)
             if self.logs_now:
                 whole = mean_over_ranks(self.trainer, loss)
-                sites = dict(zip(route.site_names(), whole, strict=True))
-                self.log_sites(f"step/{route.key}/{name}", "loss", sites)
+                by_site = dict(zip(sites, whole, strict=True))
+                self.log_sites(f"step/{route.key}/{name}", "loss", by_site)
 
     def on_train_epoch_end(self) -> None:
         """Check the last losses as well."""
@@ -365,46 +388,47 @@ class Stitching(BankTraining):
         self._means = {}
         for key, bank in self.banks().items():
             self._means[key] = UnitMeans(bank.sites).to(self.device)
-        self._natives = {
-            target: UnitMeans(1).to(self.device) for target in self._targets()
-        }
+        self._natives = {}
+        for target in targets_of(self.routes):
+            self._natives[target] = UnitMeans(1).to(self.device)
 
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """Losses of every layer and of the targets by themselves."""
         for target, means in self._natives.items():
             means.update(own_answers(target, batch).loss[None])
         states = read_all(self.routes, batch)
-        for route in self.routes:
-            for name, layer in self.banks_of(route.key).items():
-                mapped = mapped_rows(layer, states.sources(route))
-                answers = bank_answers(route, batch, mapped)
-                losses = torch.stack([site.loss for site in answers])
-                self._means[f"{route.key}.{name}"].update(losses)
+        for route, name, layer in self._layers():
+            mapped = mapped_rows(layer, states.sources(route))
+            answers = bank_answers(route, batch, mapped)
+            losses = torch.stack([site.loss for site in answers])
+            self._means[f"{route.key}.{name}"].update(losses)
 
     def on_validation_epoch_end(self) -> None:
-        """One point of every learning curve: the penalty on the validation texts. A sanity check has but some."""
+        """Add a point to every learning curve: the penalty on the validation texts. A sanity check has only a few."""
         if self.trainer.sanity_checking:
             return
         natives = {target: means.compute() for target, means in self._natives.items()}
         self._losses = {key: means.compute() for key, means in self._means.items()}
-        for route in self.routes:
-            for name in self.banks_of(route.key):
-                penalty = (
-                    self._losses[f"{route.key}.{name}"] - natives[route.target]
-                ).cpu()
-                sites = dict(zip(route.site_names(), penalty.float(), strict=True))
-                self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
-                for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
-                    point = {
-                        "step": self.global_step,
-                        "model_x": route.source.name,
-                        "model_y": route.target.name,
-                        "method": name,
-                        "site_x": i,
-                        "site_y": j,
-                        "penalty": value,
-                    }
-                    self.curves.append(point)
+        for route, name, _ in self._layers():
+            loss = self._losses[f"{route.key}.{name}"]
+            penalty = (loss - natives[route.target]).cpu()
+            self._add_to_curves(route, name, penalty)
+
+    def _add_to_curves(self, route: Route, name: str, penalty: Tensor) -> None:
+        """Log the penalties (S,) of a layer, and keep them for the report."""
+        sites = dict(zip(route.site_names(), penalty.float(), strict=True))
+        self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
+        for (site_x, site_y), value in zip(route.pairs, penalty.tolist(), strict=True):
+            point = {
+                "step": self.global_step,
+                "model_x": route.source.name,
+                "model_y": route.target.name,
+                "method": name,
+                "site_x": site_x,
+                "site_y": site_y,
+                "penalty": value,
+            }
+            self.curves.append(point)
 
     def criteria(self) -> dict[str, Tensor]:
         """The last validation's loss at each site of each bank, (S,)."""
@@ -417,8 +441,8 @@ class Stitching(BankTraining):
         data = self.stream
         return StoredBank(
             "stitch",
-            {route.key: self.banks_of(route.key) for route in self.routes},
-            {route.key: list(route.pairs) for route in self.routes},
+            {key: self.banks_of(key) for key in self.maps},
+            self._pairs(),
             data.describe(),
             data.config(),
             fitted=data.texts.fitted("fit", "validation") | self._started_from,
@@ -427,6 +451,10 @@ class Stitching(BankTraining):
             loss=asdict(self.weights),
             training=self.training_record,
         )
+
+    def _pairs(self) -> dict[str, list[tuple[int, int]]]:
+        """Route -> its site pairs."""
+        return {route.key: list(route.pairs) for route in self.routes}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what tells it from another run.
@@ -443,11 +471,10 @@ class Stitching(BankTraining):
 
     def options(self) -> dict[str, Any]:
         """The routes, the layers, and what these start from and are trained on."""
+        layers = self.banks().items()
         return {
-            "routes": {route.key: list(route.pairs) for route in self.routes},
-            "layers": {
-                key: describe_aligner(layer) for key, layer in self.banks().items()
-            },
+            "routes": self._pairs(),
+            "layers": {key: describe_aligner(layer) for key, layer in layers},
             "loss": asdict(self.weights),
             "start_batches": self.start_batches,
         }

@@ -94,9 +94,9 @@ def test_classes_in_another_order_change_nothing_in_a_report(worlds: tuple[World
     plain, swapped = (inject(world, tmp_path / "maps") for world in worlds)
     assert without_names(plain.rows) == without_names(swapped.rows)
     assert plain.meta["labels"][worlds[0].model_y] == {"negative": ["negative"], "positive": ["positive"]}
-    (head,) = (model for model in swapped.answering if model.name == worlds[1].model_y)
+    (head,) = (model for model in swapped.task.answering if model.name == worlds[1].model_y)
     assert head.class_map == ((1,), (0,))
-    assert {model.class_map for model in plain.answering} == {None}
+    assert {model.class_map for model in plain.task.answering} == {None}
     assert not torch.equal(*(load_frozen(w.model_y).model.classifier.weight for w in worlds))
 
 
