@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]  # takes a sentence that begins with "Caution: "
 MISSING = -1  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
-NO_NUMBER = {
-    "na",
-    "n/a",
-    "nan",
-    "null",
-    "none",
-}  # as R and Python write a number that is missing
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+NO_NUMBER = {"na", "n/a", "nan", "null", "none"}  # as R and Python write missing ones
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
+KINDS = ("bool", "string", "large_string", "int", "uint", "float", "double", "null")
 FEW = 20  # different numbers that may be classes
 
 
@@ -48,21 +43,27 @@ class LabelColumn:
     written: dict[str, int] | None = None
     missing: frozenset[str] = frozenset()
 
-    def labels(self, values: Sequence[Any]) -> list[int] | list[float]:
+    def labels(self, values: Sequence[Any]) -> list[int | float]:
         """Convert the values of a split to labels, `MISSING` or NaN where there is none.
 
         In a column of numbers -1 is a number like any other, unless the split has nothing else.
         """
-        if self.written is not None:
-            return [self.written.get(value or "", MISSING) for value in values]
+        none = math.nan
         if self.dtype == "int64":
-            return [
-                MISSING if self.lacks(value) else int(float(value)) for value in values
-            ]
-        numbers = [math.nan if self.lacks(value) else float(value) for value in values]
-        return (
-            [math.nan] * len(numbers) if set(numbers) == {float(MISSING)} else numbers
-        )
+            none = MISSING
+        labels: list[int | float] = []
+        for value in values:
+            if self.lacks(value):
+                labels.append(none)
+            elif self.written is not None:
+                labels.append(self.written[value])
+            elif self.dtype == "int64":
+                labels.append(int(float(value)))
+            else:
+                labels.append(float(value))
+        if self.dtype == "float64" and set(labels) == {MISSING}:
+            return [none] * len(labels)
+        return labels
 
     def lacks(self, value: Any) -> bool:
         """Whether a value of the column is no label."""
@@ -111,37 +112,38 @@ def read_labels(
 
 def _check_kind(feature: Any, column: str, source: str) -> None:
     """Raise unless a column holds numbers or texts."""
-    known = ("bool", "string", "large_string", "int", "uint", "float", "double", "null")
-    if getattr(feature, "dtype", "").startswith(known) and not is_mixed(feature):
+    held = str(feature)
+    if is_mixed(feature):
+        held = "values of several kinds: write all of them alike"
+    elif getattr(feature, "dtype", "").startswith(KINDS):
         return
-    held = (
-        "values of several kinds: write all of them alike"
-        if is_mixed(feature)
-        else feature
+    raise UserError(
+        f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}, but it holds "
+        f"{held}."
     )
-    expected = f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}"
-    raise UserError(f"{expected}, but it holds {held}.")
 
 
 def _label_column(
     column: str, values: Sequence[Any], source: str, say: Say
 ) -> LabelColumn:
-    """How the values of a column, not all of the same kind, become labels."""
+    """How the values of a column become labels."""
     missing = _words_for_none(values)
     if missing:
         say(
             f"Caution: {' and '.join(map(repr, sorted(missing)))} in column {column!r} of {source!r}, beside numbers, "
             "count as no label."
         )
-    present = [value for value in values if not _absent(value) and value not in missing]
-    if not any(isinstance(value, str | float) for value in present):
-        return LabelColumn(column, None, "int64")
-    numbers, incomplete = _converted(present, float), len(present) < len(values)
-    whole = numbers is not None and all(number.is_integer() for number in numbers)
-    if _converted(present, int) is not None or (incomplete and whole):
-        return LabelColumn(column, None, "int64", missing=missing)
+    classes = LabelColumn(column, None, "int64", missing=missing)
+    present = [value for value in values if not classes.lacks(value)]
+    if set(map(type, present)) <= {int, bool} or _converted(present, int) is not None:
+        return classes
+    numbers = _converted(present, float)
     if numbers is None:
         return _named_classes(column, present, source)
+
+    whole = all(map(float.is_integer, numbers))
+    if whole and len(present) < len(values):
+        return classes
     if any(map(math.isinf, numbers)):
         raise UserError(
             f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are infinite. "
@@ -157,25 +159,27 @@ def _label_column(
 
 def _words_for_none(values: Sequence[Any]) -> frozenset[str]:
     """Words such as NA that mean a missing number: of a column where everything else is a number, or nothing."""
-    texts = {value for value in values if isinstance(value, str) and value}
-    words = {text for text in texts if text.strip().casefold() in NO_NUMBER}
-    return (
-        frozenset(words)
-        if words < texts and _converted(sorted(texts - words), float) is not None
-        else frozenset()
-    )
+    texts, words = set(), set()
+    for value in values:
+        if not isinstance(value, str) or not value:
+            continue
+        texts.add(value)
+        if value.strip().casefold() in NO_NUMBER:
+            words.add(value)
+    if words == texts or _converted(sorted(texts - words), float) is None:
+        return frozenset()
+    return frozenset(words)
 
 
 def _named_classes(column: str, present: Sequence[Any], source: str) -> LabelColumn:
-    names = sorted({str(value) for value in present})
-    if all(DECIMAL_COMMA.fullmatch(name.strip()) for name in names):
+    names = sorted(set(map(str, present)))
+    if all(map(DECIMAL_COMMA.fullmatch, names)):
         raise UserError(
             f"Expected numbers with decimal points in column {column!r} (`label_column`) of {source!r}, but got "
             f"{names[0]!r}. Write {names[0].replace(',', '.')!r}."
         )
-    return LabelColumn(
-        column, names, "int64", {name: number for number, name in enumerate(names)}
-    )
+    written = {name: number for number, name in enumerate(names)}
+    return LabelColumn(column, names, "int64", written)
 
 
 def _say_minus_one(
@@ -183,11 +187,10 @@ def _say_minus_one(
 ) -> None:
     """Say that -1 counts as no label where other labels stand beside it: it could be a class."""
     classes = labels.labels(values)
-    rows = [
-        row
-        for row, value in enumerate(values)
-        if classes[row] == MISSING and not labels.lacks(value)
-    ]
+    rows = []
+    for row, value in enumerate(values):
+        if classes[row] == MISSING and not labels.lacks(value):
+            rows.append(row)
     if rows and set(classes) != {MISSING}:
         say(
             f"Caution: {len(rows):,} of {len(values):,} rows of {source!r} have the label -1 in column "
@@ -198,7 +201,9 @@ def _say_minus_one(
 
 def known_labels(labels: Tensor) -> Tensor:
     """Tell which texts have a label: (n,) bool."""
-    return ~labels.isnan() if labels.is_floating_point() else labels != MISSING
+    if labels.is_floating_point():
+        return ~labels.isnan()
+    return labels != MISSING
 
 
 def check_labelled(
@@ -235,9 +240,9 @@ def check_labelled(
 
 
 def _absent(value: Any) -> bool:
-    return (
-        value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-    )
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or value == ""
 
 
 def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] | None:
@@ -248,9 +253,8 @@ def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] |
         return None
 
 
-ClassMap = tuple[
-    tuple[int, ...], ...
-]  # for each class of the texts the head's classes that answer it
+# For each class of the texts the head's classes that answer it.
+ClassMap = tuple[tuple[int, ...], ...]
 
 
 class Largest(tuple[int, ...]):
@@ -258,34 +262,37 @@ class Largest(tuple[int, ...]):
 
 
 Answers = int | str | list[int | str]
-GivenMap = dict[
-    str, Answers | dict[str, list[int | str]]
-]  # class of the texts -> classes of the head, as written
-
-
+# A class of the texts -> classes of the head, as they are written.
+GivenMap = dict[str, Answers | dict[str, list[int | str]]]
 LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each
-
+Names = Sequence[str] | None
 
 _NUMBER = re.compile(r"(?:label[ _-]?)?(\d+)", re.IGNORECASE)
 
 
-def numbered(names: Sequence[str] | None, classes: int) -> list[int] | None:
+def numbered(names: Names, classes: int) -> list[int] | None:
     """Read names such as LABEL_0, or bare numbers, as numbers; None if any name has a meaning of its own.
 
     Args:
         names: of the classes; None: they have none, and class k is k.
         classes: how many there are.
     """
+    every = list(range(classes))
     if names is None:
-        return list(range(classes))
-    matches = [_NUMBER.fullmatch(name.strip()) for name in names]
-    numbers = [int(match[1]) for match in matches if match is not None]
-    return numbers if sorted(numbers) == list(range(classes)) else None
+        return every
+    numbers = []
+    for name in names:
+        match = _NUMBER.fullmatch(name.strip())
+        if match is not None:
+            numbers.append(int(match[1]))
+    if sorted(numbers) != every:
+        return None
+    return numbers
 
 
 def class_map(
     head: Sequence[str],
-    names: Sequence[str] | None,
+    names: Names,
     classes: int,
     *,
     given: GivenMap | None = None,
@@ -320,14 +327,22 @@ def class_map(
     else:
         order = _order(head, names, classes)
         if order is None:
+            example = json.dumps(_example(head, names, classes))
             raise UserError(
                 f"Expected the head of {model} to have the classes of the texts of {source!r}, "
                 f"{_listed(names, classes)}, but it has {_listed(head, len(head))}. Name a model of this task, "
                 "or say which of the head's classes stand for each class of the texts, such as --data.labels "
-                f"'{json.dumps(_example(head, names, classes))}' (lists add)."
+                f"'{example}' (lists add)."
             )
-        groups = tuple((place,) for place in order)
-    return None if groups == tuple((k,) for k in range(len(head))) else groups
+        groups = _one_each(order)
+    if groups == _one_each(range(len(head))):
+        return None
+    return groups
+
+
+def _one_each(places: Iterable[int]) -> ClassMap:
+    """The class at the k-th of these places answers class k of the texts."""
+    return tuple(zip(places))
 
 
 def places_of(head: Sequence[str], names: Sequence[str]) -> list[int] | None:
@@ -344,23 +359,18 @@ def places_of(head: Sequence[str], names: Sequence[str]) -> list[int] | None:
 
 
 def in_words(
-    groups: ClassMap | None, head: Sequence[str], names: Sequence[str] | None
+    groups: ClassMap | None, head: Sequence[str], names: Names
 ) -> dict[str, list[str]]:
     """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
-    groups = groups or tuple((k,) for k in range(len(head)))
-    return {
-        names[k] if names else str(k): [head[place] for place in group]
-        for k, group in enumerate(groups)
-    }
+    groups = groups or _one_each(range(len(head)))
+    words = {}
+    for name, group in zip(_shown(names, len(groups)), groups, strict=True):
+        words[name] = [head[place] for place in group]
+    return words
 
 
 def by_number(
-    head: Sequence[str],
-    names: Sequence[str] | None,
-    classes: int,
-    *,
-    model: str,
-    source: str,
+    head: Sequence[str], names: Names, classes: int, *, model: str, source: str
 ) -> str | None:
     """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
 
@@ -371,44 +381,40 @@ def by_number(
         model: whose head it is.
         source: where the texts come from.
     """
-    sides = {
-        "the head names": numbered(head, classes),
-        "the texts name": numbered(names, classes),
-    }
-    named = [side for side, numbers in sides.items() if numbers is None]
+    named = []
+    if numbered(head, classes) is None:
+        named.append("the head names")
+    if numbered(names, classes) is None:
+        named.append("the texts name")
     if len(named) != 1:
         return None
+    taken = {}
     order = _order(head, names, classes) or range(classes)
-    taken = {
-        names[k] if names else str(k): head[place] for k, place in enumerate(order)
-    }
+    for name, place in zip(_shown(names, classes), order, strict=True):
+        taken[name] = head[place]
+    pairs = map(" is ".join, taken.items())
     return (
         f"Caution: the classes of the texts of {source!r} and of the head of {model} were matched by number, as only "
-        f"{named[0]} them: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, "
+        f"{named[0]} them: {', '.join(pairs)}. If that is wrong, "
         f"so is every score of this model; if it is right, confirm it: --data.labels '{json.dumps(taken)}'."
     )
 
 
-def _order(
-    head: Sequence[str], names: Sequence[str] | None, classes: int
-) -> list[int] | None:
+def _order(head: Sequence[str], names: Names, classes: int) -> list[int] | None:
     """Find the place in the head of each class of the texts; None if the names do not tell."""
     if len(head) != classes:
         return None
-    numbers, text_numbers = numbered(head, classes), numbered(names, classes)
+    numbers = numbered(head, classes)
+    text_numbers = numbered(names, classes)
     if numbers is not None:
         return [numbers.index(k) for k in text_numbers or range(classes)]
     if text_numbers is not None:
         return text_numbers  # the texts' numbers are the head's
-    plain, wanted = (
-        [_plain(name) for name in head],
-        [_plain(name) for name in names or ()],
-    )
-    return (
-        [plain.index(name) for name in wanted]
-        if sorted(plain) == sorted(set(wanted))
-        else None
-    )
+    plain = list(map(_plain, head))
+    wanted = list(map(_plain, names or ()))
+    if sorted(plain) != sorted(set(wanted)):
+        return None
+    return list(map(plain.index, wanted))
 
 
 def _plain(name: str) -> str:
@@ -416,68 +422,77 @@ def _plain(name: str) -> str:
 
 
 def _given(
-    given: GivenMap,
-    head: Sequence[str],
-    names: Sequence[str] | None,
-    classes: int,
-    model: str,
+    given: GivenMap, head: Sequence[str], names: Names, classes: int, model: str
 ) -> ClassMap:
+    """Check a map that a user has written, and read its names as numbers."""
     groups: dict[int | None, tuple[Any, ...]] = {}
-    for key, value in given.items():
-        kind: Any = Largest if isinstance(value, dict) else tuple
-        named = value.get("largest", []) if isinstance(value, dict) else value
-        answers = named if isinstance(named, list) else [named]
-        groups[_number(key, names, classes)] = kind(
-            _number(answer, head, len(head)) for answer in answers
-        )
+    for key, answers in given.items():
+        kind: Any = tuple
+        if isinstance(answers, dict):
+            kind, answers = Largest, answers.get("largest", [])
+        if not isinstance(answers, list):
+            answers = [answers]
+        numbers = [_number(answer, head, len(head)) for answer in answers]
+        groups[_number(key, names, classes)] = kind(numbers)
     if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(
             f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got "
             f"{dict(given)}."
         )
     places = list(chain(*groups.values()))
-    if None in places or len(set(places)) < len(places) or not all(groups.values()):
+    if None in places or len(set(places)) < len(places) or () in groups.values():
         raise UserError(
             f"Expected `data.labels` to give for every class one or more classes of the head of {model}, "
             f"{_listed(head, len(head))}, none of them twice, but got {dict(given)}."
         )
-    return tuple(groups[k] for k in range(classes))
+    return tuple(map(groups.__getitem__, range(classes)))
 
 
-def _number(
-    written: int | str, names: Sequence[str] | None, classes: int
-) -> int | None:
+def _number(written: int | str, names: Names, classes: int) -> int | None:
     """Find the class that a user means by a name or number; None if there is none."""
-    plain = [_plain(name) for name in names or ()]
     if isinstance(written, str):
+        plain = list(map(_plain, names or ()))
         if _plain(written) in plain:
             return plain.index(_plain(written))
         match = _NUMBER.fullmatch(written.strip())
         if match is None:
             return None
         written = int(match[1])
-    return written if 0 <= written < classes else None
+    if not 0 <= written < classes:
+        return None
+    return written
 
 
-def _listed(names: Sequence[str] | None, classes: int) -> str:
-    return ", ".join(f"{k}: {names[k]}" if names else str(k) for k in range(classes))
+def _shown(names: Names, classes: int) -> list[str]:
+    """The names of the classes, or their numbers."""
+    return list(names or map(str, range(classes)))
+
+
+def _listed(names: Names, classes: int) -> str:
+    if not names:
+        return ", ".join(_shown(names, classes))
+    return ", ".join(f"{number}: {name}" for number, name in enumerate(names))
 
 
 def _example(
-    head: Sequence[str], names: Sequence[str] | None, classes: int
+    head: Sequence[str], names: Names, classes: int
 ) -> dict[str, int | list[int]]:
     """Suggest a map: equal names first, then in order, the last class with all that is left."""
-    keys = [names[k] if names else str(k) for k in range(classes)]
-    plain = [_plain(name) for name in head]
-    guess: dict[str, int | list[int]] = {
-        key: plain.index(_plain(key)) for key in keys if _plain(key) in plain
-    }
-    free, unknown = (
-        [k for k in range(len(head)) if k not in guess.values()],
-        [key for key in keys if key not in guess],
-    )
+    keys = _shown(names, classes)
+    plain = list(map(_plain, head))
+    example: dict[str, int | list[int]] = dict.fromkeys(keys, 0)
+    free, unknown = list(range(len(head))), []
+    for key in keys:
+        if _plain(key) not in plain:
+            unknown.append(key)
+            continue
+        place = plain.index(_plain(key))
+        example[key] = place
+        if place in free:
+            free.remove(place)
     for key in unknown:
-        guess[key] = free.pop(0) if free else 0
+        if free:
+            example[key] = free.pop(0)
     if free and unknown:
-        guess[unknown[-1]] = [guess[unknown[-1]], *free]  # type: ignore[list-item]
-    return {key: guess[key] for key in keys}
+        example[unknown[-1]] = [example[unknown[-1]], *free]  # type: ignore[list-item]
+    return example
