@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from aligners.datamodules.text.labels import check_labelled
 from aligners.datamodules.text.texts import FITTED, FittedTexts, Texts
-from aligners.datamodules.tokens.tokenised import same_tokenizer, same_tokens
+from aligners.datamodules.tokens.tokenising import same_tokenizer, same_tokens
 from aligners.errors import UserError
 from aligners.models.embedded import embedded_model
 from aligners.models.loading.adapters import share_weights

@@ -27,7 +27,8 @@ from aligners.datamodules.rows.read_rows import read_rows
 from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
-from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokens, tokenise
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
+from aligners.datamodules.tokens.tokenising import same_tokens, tokenise
 from aligners.errors import UserError, check_known, check_range
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.routes import gives_answers

@@ -395,7 +395,7 @@ class InjectionEvaluation(Evaluation):
 
     def _token_counts(self, target: FrozenModel, asked: ScoredTask) -> Tensor:
         """How often each token is in the fitting texts, (V,); special tokens are never masked and do not count."""
-        tokens, special, _ = self.stream.split("fit").first_tokens()
+        tokens, special, _ = self.stream.split("fit").tokens_of(0)
         if asked.task == "masked":
             tokens = tokens[~special]
         vocabulary = target.model.config.get_text_config().vocab_size

@@ -13,7 +13,7 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.sites import route_sites
 from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.datamodules.text.labels import known_labels
-from aligners.datamodules.tokens.tokenised import same_tokenizer
+from aligners.datamodules.tokens.tokenising import same_tokenizer
 from aligners.errors import UserError, check_known
 from aligners.fitting.saved_bank import BACKWARD, FORWARD
 from aligners.injection.scoring.scores import ScoredTask

@@ -140,7 +140,7 @@ def _token_types(
     names: dict[int, str] = {}
     for name, number in tokenizer.get_vocab().items():
         names[number] = name
-    ids, special, lengths = data.first_tokens()
+    ids, special, lengths = data.tokens_of(0)
     rows = torch.ones_like(special) if kind.special_tokens else ~special
     by_text = rows.split(lengths.tolist())
     counts = torch.stack([of_text.sum() for of_text in by_text])

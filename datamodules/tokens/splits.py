@@ -15,18 +15,14 @@ import numpy as np
 
 from aligners.datamodules.text.conversations import written_tokens
 from aligners.datamodules.text.texts import Texts
-from aligners.datamodules.tokens.tokenised import (
-    TokenisedTexts,
-    describe_tokenizer,
-    flatten_column,
-    same_tokenizer,
-    tokenise,
-)
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, flatten_column
+from aligners.datamodules.tokens.tokenising import describe_tokenizer, tokenise
 from aligners.errors import UserError
 from aligners.models.tokenizers import ended_texts
 
 if TYPE_CHECKING:
     import datasets
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
     from aligners.models.model import FrozenModel
@@ -41,10 +37,8 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
         ValueError: the tokenizer has neither.
     """
     for kind in ("eos", "sep"):
-        token, number = (
-            getattr(tokenizer, f"{kind}_token"),
-            getattr(tokenizer, f"{kind}_token_id"),
-        )
+        token = getattr(tokenizer, f"{kind}_token")
+        number = getattr(tokenizer, f"{kind}_token_id")
         if token is not None and number is not None:
             return token, number
     raise UserError(
@@ -89,26 +83,26 @@ def pack(
     token, number = end_of_text(tokenizer)
     documents = _documents(split, tokenizer, number)
     sizes = np.asarray(documents["length"][:], dtype=np.int64)
-    tokens, size = int(sizes.sum()), int(np.sum(documents["bytes"][:], dtype=np.int64))
-    count = tokens // length
+    tokens = int(sizes.sum())
+    count, dropped = divmod(tokens, length)
     if count == 0:
         raise UserError(
             f"Expected at least {length} tokens (`max_length`) in the {name} texts, one packed sequence, but their "
             f"{len(split)} texts have {tokens}. Use more text or a smaller `max_length`."
         )
-    dropped = tokens - count * length
     logger.warning(
         "The %d %s texts are packed, %r after each, into %d sequences of %d tokens; the last %d of %d tokens do not "
         "fill one and are dropped.", len(split), name, token, count, length, dropped, tokens,
     )  # fmt: skip
-    numbers = {
+    packed = {
         "sequences": count,
         "documents": len(split),
         "tokens": tokens,
-        "bytes": size,
+        "bytes": int(np.sum(documents["bytes"][:], dtype=np.int64)),
         "dropped": dropped,
+        "end_of_text": token,
     }
-    return _sequences(documents, sizes, length), {**numbers, "end_of_text": token}
+    return _sequences(documents, sizes, length), packed
 
 
 def _documents(
@@ -141,10 +135,11 @@ def _whole_texts(
     batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, end: int
 ) -> dict[str, list[Any]]:
     ids = ended_texts(batch["text"], tokenizer, end)
+    encoded = map(str.encode, batch["text"])
     return {
         "input_ids": ids,
         "length": list(map(len, ids)),
-        "bytes": [len(text.encode()) for text in batch["text"]],
+        "bytes": list(map(len, encoded)),
     }
 
 
@@ -154,23 +149,23 @@ def _sequences(
     """Cut documents of these sizes, laid end to end, into rows of `length` tokens."""
     import datasets
 
-    count = int(sizes.sum()) // length
-    ids = flatten_column(documents.with_format("arrow")[:].column("input_ids")).numpy()
+    column = documents.with_format("arrow")[:].column("input_ids")
+    ids = flatten_column(column).numpy()
     ends = np.zeros(len(ids), dtype=np.int8)
     ends[np.cumsum(sizes) - 1] = 1
-    flat = {"input_ids": ids, "special_tokens_mask": ends}
+    count = len(ids) // length
+    kept = count * length
     columns = {
-        name: values[: count * length].reshape(count, length)
-        for name, values in flat.items()
+        "input_ids": ids[:kept].reshape(count, length),
+        "special_tokens_mask": ends[:kept].reshape(count, length),
+        "length": np.full(count, length),
+        "id": np.arange(count),
     }
-    return datasets.Dataset.from_dict(
-        columns | {"length": np.full(count, length), "id": np.arange(count)}
-    )
+    return datasets.Dataset.from_dict(columns)
 
 
-Split = Literal[
-    "fit", "validation", "test", "other"
-]  # other: of another source, where an evaluation reads one
+# other: of another source, where an evaluation reads one
+Split = Literal["fit", "validation", "test", "other"]
 
 
 @dataclass(eq=False)
@@ -199,23 +194,27 @@ class TokenisedSplits:
 
     def __getitem__(self, name: Split) -> TokenisedTexts:
         if name not in self._made:
-            # Equal tokenizers share one table, and thereby all that is made of it.
-            first = [
-                next(i for i, b in enumerate(self.tokenizers) if same_tokenizer(a, b))
-                for a in self.tokenizers
-            ]
-            tables = {
-                i: self._table(name, self.tokenizers[i]) for i in sorted(set(first))
-            }
-            data = TokenisedTexts([tables[i] for i in first], self.tokenizers)
-            data.check_vocabulary(self.models, name)
-            if data.words is not None and data.words_used != data.words:
-                logger.warning(
-                    "%s of %d words of the %s texts are there in full for every model; the others are left out.",
-                    data.words_used, data.words, name,
-                )  # fmt: skip
-            self._made[name] = data
+            self._made[name] = self._tokenise(name)
         return self._made[name]
+
+    def _tokenise(self, name: Split) -> TokenisedTexts:
+        data = TokenisedTexts(self._tables(name), self.tokenizers)
+        data.check_vocabulary(self.models, name)
+        if data.words_used != data.words:
+            logger.warning(
+                "%s of %d words of the %s texts are there in full for every model; the others are left out.",
+                data.words_used, data.words, name,
+            )  # fmt: skip
+        return data
+
+    def _tables(self, name: Split) -> list[datasets.Dataset]:
+        """The tokens of each model; equal tokenizers share one table, and thereby all that is made of it."""
+        described = list(map(describe_tokenizer, self.tokenizers))
+        tables: dict[str, datasets.Dataset] = {}
+        for description, tokenizer in zip(described, self.tokenizers, strict=True):
+            if description not in tables:
+                tables[description] = self._table(name, tokenizer)
+        return list(map(tables.__getitem__, described))
 
     def _table(
         self, name: Split, tokenizer: PreTrainedTokenizerBase
@@ -241,16 +240,16 @@ class TokenisedSplits:
 
     def describe(self) -> dict[str, Any]:
         """Describe the splits read so far: how many words all models have in full, and what was packed."""
-        with_words = (
-            (name, data) for name, data in self._made.items() if data.words is not None
-        )
-        coverage = {
-            name: {"words": data.words, "used": data.words_used}
-            for name, data in with_words
-        }
-        return ({"words": coverage} if self.words else {}) | (
-            {"packed": dict(self._packed)} if self.packed else {}
-        )
+        described: dict[str, Any] = {}
+        if self.words:
+            described["words"] = {}
+        for name, data in self._made.items():
+            if data.words is not None:
+                counts = {"words": data.words, "used": data.words_used}
+                described["words"][name] = counts
+        if self.packed:
+            described["packed"] = dict(self._packed)
+        return described
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.
@@ -261,29 +260,28 @@ class TokenisedSplits:
         """
         data = self[name]
         if self.packed:
-            return self._packed[name]["bytes"] / self._packed[name]["tokens"]
+            packed = self._packed[name]
+            return packed["bytes"] / packed["tokens"]
         split, tokenizer = getattr(self.texts, name), self.tokenizers[-1]
+        written = self._written(name, tokenizer)
         return bytes_per_token(
-            split,
-            data.tables[-1],
-            tokenizer,
-            self.max_length,
-            self._written(name, tokenizer),
+            split, data.tables[-1], tokenizer, self.max_length, written
         )
 
     def _written(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The special tokens of a tokenizer, where a chat template wrote them into the texts."""
-        return (
-            written_tokens(getattr(self.texts, name), tokenizer)
-            if "chat_template" in self.texts.origin
-            else []
-        )
+        if "chat_template" not in self.texts.origin:
+            return []
+        return written_tokens(getattr(self.texts, name), tokenizer)
 
 
 def bytes_per_token(
-    split: datasets.Dataset, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int,
+    split: datasets.Dataset,
+    tokens: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
     written: Sequence[int] = (),
-) -> float:  # fmt: skip
+) -> float:
     """Bytes per token of texts that are not packed, counting only what was not cut.
 
     Special tokens count neither as tokens nor as bytes, unless they are part of the texts. A text that reaches
@@ -300,38 +298,47 @@ def bytes_per_token(
     Raises:
         ValueError: texts were cut, and the tokenizer does not say where in a text its tokens lie.
     """
-    parts = [
-        split[name][:] for name in ("text", "text_pair") if name in split.column_names
-    ]
-    special = flatten_column(
-        tokens.with_format("arrow")[:].column("special_tokens_mask")
-    )
-    count = len(special) if written else int((special == 0).sum())
-    full = np.flatnonzero(np.asarray(tokens["length"][:]) >= max_length)
-    if len(full) and not tokenizer.is_fast:
+    column = tokens.with_format("arrow")[:].column("special_tokens_mask")
+    special = flatten_column(column)
+    count = len(special)
+    if not written:
+        count -= int(special.sum())
+    lengths = np.asarray(tokens["length"][:])
+    full = set(np.flatnonzero(lengths >= max_length).tolist())
+    if full and not tokenizer.is_fast:
         raise UserError(
             f"Bytes per token need to know where {len(full)} texts were cut, but the tokenizer of "
             f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not say. Use a fast tokenizer, `packed`, "
             "or a larger `max_length`."
         )
-    size = sum(len(text.encode()) for part in parts for text in part)
-    for row in full:
-        texts = [part[row] for part in parts]
-        size -= sum(len(text.encode()) for text in texts)
-        options = {
-            "truncation": True,
-            "max_length": max_length,
-            "add_special_tokens": not written,
-        }
-        [encoding] = tokenizer(*([text] for text in texts), **options).encodings
-        for number, text in enumerate(texts):
-            spans = [
-                s
-                for s, of in zip(encoding.offsets, encoding.sequence_ids, strict=True)
-                if of == number
-            ]
-            if spans:
-                size += len(
-                    text[min(a for a, _ in spans) : max(b for _, b in spans)].encode()
-                )
+
+    options = {"truncation": True, "max_length": max_length}
+    options["add_special_tokens"] = not written
+    size = 0
+    for row, texts in enumerate(zip(*_columns(split), strict=True)):
+        kept = list(texts)
+        if row in full:
+            encoded = tokenizer(*([text] for text in texts), **options)
+            kept = _kept(texts, encoded.encodings[0])
+        size += len("".join(kept).encode())
     return size / count
+
+
+def _columns(split: datasets.Dataset) -> list[list[str]]:
+    """The texts of a split and, of sentence pairs, their second sentences."""
+    names = [name for name in ("text", "text_pair") if name in split.column_names]
+    return [split[name][:] for name in names]
+
+
+def _kept(texts: Sequence[str], encoding: Encoding) -> list[str]:
+    """What was not cut of a text, or of both of a sentence pair: from its first kept token to its last one."""
+    kept = []
+    for number, text in enumerate(texts):
+        begins, ends = [], []
+        for offsets, part in zip(encoding.offsets, encoding.sequence_ids, strict=True):
+            if part == number:
+                begins.append(offsets[0])
+                ends.append(offsets[1])
+        if begins:
+            kept.append(text[min(begins) : max(ends)])
+    return kept

@@ -12,7 +12,8 @@ from tests.runs import quiet_trainer
 from tests.tiny import WORDS, tiny_tokenizer
 
 from aligners.datamodules.batches import LengthBatches, limited
-from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
+from aligners.datamodules.tokens.tokenising import same_tokenizer, tokenise
 
 
 def make_split(n: int = 12, *, pair: bool = False, labels: bool = True) -> datasets.Dataset:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from aligners import api
 from aligners.datamodules.text.sources import TextSource
-from aligners.datamodules.tokens.tokenised import same_tokens
+from aligners.datamodules.tokens.tokenising import same_tokens
 from aligners.errors import UserError
 
 

@@ -232,7 +232,7 @@ class Continuing:
         """
         for model in models:
             check_cache(model, self.prompt_tokens + self.new_tokens)
-        tokens, _, lengths = texts.first_tokens()
+        tokens, _, lengths = texts.tokens_of(0)
         starts = lengths.cumsum(0) - lengths
         starts = starts[lengths > self.prompt_tokens][: self.generate]
         if not len(starts):

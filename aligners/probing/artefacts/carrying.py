@@ -14,7 +14,7 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import RowKind, policy_of
 from aligners.datamodules.rows.read_rows import Link, PairedBatch, Plan
 from aligners.datamodules.tokens.splits import Split
-from aligners.datamodules.tokens.tokenised import same_tokenizer
+from aligners.datamodules.tokens.tokenising import same_tokenizer
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model_identity import deciding, differing, listed_change

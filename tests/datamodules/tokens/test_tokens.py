@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.tokens.splits import bytes_per_token, end_of_text, pack
-from aligners.datamodules.tokens.tokenised import TokenisedTexts, number_words, tokenise
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
+from aligners.datamodules.tokens.tokenising import number_words, tokenise
 
 TOKENIZERS = {name: make() for name, make in SPLITTERS.items()}
 ALPHABET = "abfgilotTé'.,!  \t\n\u00a0\u2003\u0301\u200b漢😀\x00"
