@@ -1,7 +1,8 @@
 """The experiment: every probe of every model and its controls, trained on fitting words, measured on held-out words."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.probe_bank import (
+    Bank,
     ModelLayer,
     Source,
     Variant,
@@ -33,6 +35,8 @@ from aligners.probing.word_states import (
 )
 from aligners.progress import hidden, track
 
+OF_TREES = ("distance", "model")  # task and source of the probes whose trees are drawn
+
 
 class ProbeExperiment(pl.LightningModule):
     """Reads each model, and its untrained twin, once, when it is tested, and keeps the states of all words.
@@ -44,11 +48,11 @@ class ProbeExperiment(pl.LightningModule):
     control. Nothing is chosen on the held-out sentences: the validation sentences say when a probe has learned enough.
 
     Attributes:
-        rows: of the report, once the probes are trained.
-        meta: what holds for all of them.
-        report_tables: the weights of the mixes, and the trees that are drawn.
-        probed: the number of a model, and a task on its words with the trained probes.
-        words: of each model and split.
+        rows: rows of the report, once the probes are trained.
+        meta: what holds for all rows.
+        report_tables: weights of the mixes, drawn trees, and description lengths.
+        probed: each model's number with a task on its words, which has the trained probes.
+        words: the words of each model and split.
 
     Args:
         tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
@@ -106,7 +110,7 @@ class ProbeExperiment(pl.LightningModule):
         self.tasks = list(dict.fromkeys(tasks or ()))
         self.ranks = ranks
         self.controls = controls
-        self.mixes = list[Source]()
+        self.mixes: list[Source] = []
         if mix:
             self.mixes.append("model")
         if twin_mix:
@@ -119,18 +123,15 @@ class ProbeExperiment(pl.LightningModule):
     def _data(self) -> LayerActivations:
         return stream_of(self.trainer, LayerActivations)
 
-    @property
-    def _names(self) -> list[str]:
-        return [model.name for model in self._data.reader.models]
+    def _name(self, m: int) -> str:
+        return self._data.reader.models[m].name
 
     # ------------------------------------------------------------------ reading
 
     def setup(self, stage: str) -> None:
         """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
-        data = self._data
-        self._sentences = check_annotated(
-            data, self.tasks or None, self.trainer.world_size
-        )
+        data, trainer = self._data, self.trainer
+        self._sentences = check_annotated(data, self.tasks, trainer.world_size)
         self.tasks = self.tasks or usual_tasks(self._sentences["fit"])
         if data.component != "residual":
             raise UserError(
@@ -140,16 +141,16 @@ class ProbeExperiment(pl.LightningModule):
         numbers = 0
         for m, model in enumerate(data.reader.models):
             numbers += model.width * len(self._places(m))
-        check_room(self._sentences.values(), numbers, self.trainer.strategy.root_device)
+        check_room(self._sentences.values(), numbers, trainer.strategy.root_device)
         data.plan(tuple(SPLITS))
 
-    def _places(self, m: int) -> tuple[ModelLayer, ...]:
+    def _places(self, m: int) -> list[ModelLayer]:
         """Where states of a model are read: all layers, those of its twin after its own."""
-        layers = self._data.reader.layers[m]
-        places = [ModelLayer("model", layer) for layer in layers]
+        sources: list[Source] = ["model"]
         if self.controls:
-            places += [ModelLayer("untrained", layer) for layer in layers]
-        return tuple(places)
+            sources.append("untrained")
+        layers = self._data.reader.layers[m]
+        return [ModelLayer(*place) for place in product(sources, layers)]
 
     def on_test_start(self) -> None:
         """Make the untrained twins."""
@@ -157,9 +158,11 @@ class ProbeExperiment(pl.LightningModule):
         self._reading: dict[tuple[int, Split], WordsBeingRead] = {}
         for m, model in enumerate(self._data.reader.models):
             if self.controls:
-                self._twins.append(model.untrained(self._data.seed + m))
+                seed = self._data.seed + m
+                self._twins.append(model.untrained(seed))
+            places = self._places(m)
             for split in SPLITS:
-                words = WordsBeingRead(self._sentences[split], self._places(m))
+                words = WordsBeingRead(self._sentences[split], places)
                 self._reading[m, split] = words
 
     def test_step(
@@ -167,14 +170,14 @@ class ProbeExperiment(pl.LightningModule):
     ) -> None:
         """Keep the states of a batch's words."""
         split = list(SPLITS)[dataloader_idx]
+        numbers = batch.texts.text_numbers
         for m, states in enumerate(batch.states):
             if self.controls:
                 twin = self._twins[m].to(states.device)
                 untrained, *_ = self._data.reader.read_model(twin, batch, m)
                 states = torch.cat([states, untrained])
-            self._reading[m, split].add(
-                batch.texts.text_numbers, batch.rows[m].counts, states
-            )
+            counts = batch.rows[m].counts
+            self._reading[m, split].add(numbers, counts, states)
 
     def on_test_epoch_end(self) -> None:
         """Look at the last batch, and let the twins go."""
@@ -187,128 +190,148 @@ class ProbeExperiment(pl.LightningModule):
         """Train every bank on the words that were read, and measure it on the held-out words."""
         self._make_tasks()
         self._train()
-
-        unfinished = ended(bank for _, task in self.probed for bank in task.banks)
-        self.rows = []
+        self.rows: list[Row] = []
         for m, task in self.probed:
             for row in task.rows(self.words[m, "test"]):
-                self.rows.append({**row, "model": self._names[m]})
-        self.report_tables = {"mixes": list(self._mixes()), "trees": self._trees()}
+                self.rows.append({**row, "model": self._name(m)})
+        unfinished = self._unfinished()
+        self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
         if self.portions:
             self.report_tables |= self._sent(unfinished)
-
-        first = {split: self.words[0, split] for split in SPLITS}
         self.meta = {
             **self._data.describe(),
             "split": "test",
             "seeds": self.seeds,
             "training": vars(self.how),
             **self.sizes,
-            "sentences": {
-                split: len(words.sentences) for split, words in first.items()
-            },
-            "sentences_dropped": {split: words.cut for split, words in first.items()},
+            **self._counted(),
             "unfinished": dict(unfinished),
         }
 
+    def _train(self) -> None:
+        """Train each task once from each seed."""
+        planned = list(product(self.probed, range(self.seeds)))
+        quiet = hidden(self.trainer)
+        for (_, task), seed in track(planned, "Training", disable=quiet):
+            task.train(self.how, seed)
+
+    def _unfinished(self) -> Counter[str]:
+        """How many of all probes were still learning at the limit."""
+        banks = list[Bank]()
+        for _, task in self.probed:
+            banks += task.banks
+        return ended(banks)
+
+    def _counted(self) -> Row:
+        """Sentences of each split that were read by the first model, and those that were dropped."""
+        read = dict[str, int]()
+        dropped = dict[str, int]()
+        for split in SPLITS:
+            words = self.words[0, split]
+            read[split] = len(words.sentences)
+            dropped[split] = words.cut
+        return {"sentences": read, "sentences_dropped": dropped}
+
     def _make_tasks(self) -> None:
-        """All tasks on the words of all models, which checks them before any training."""
+        """Make all tasks on the words of all models, which checks them before any training."""
         self.words: dict[tuple[int, Split], Words] = {}
         for place, being_read in self._reading.items():
             self.words[place] = being_read.whole(drop=self.drop)
-        self.probed: list[tuple[int, Task]] = []
-        for m in range(len(self._names)):
-            for name in self.tasks:
-                self.probed.append((m, self._task(m, name)))
 
-    def _task(self, m: int, name: str) -> Task:
-        """A task on a model's words."""
-        fitting, watched = self.words[m, "fit"], self.words[m, "validation"]
-        variants = self._variants(m, name)
-        return make_task(name, fitting, watched, variants, self.sizes, self._data.seed)
+        self.probed: list[tuple[int, Task]] = []
+        models = range(len(self._data.reader.models))
+        for m, name in product(models, self.tasks):
+            task = make_task(
+                name,
+                self.words[m, "fit"],
+                self.words[m, "validation"],
+                self._variants(m, name),
+                self.sizes,
+                self._data.seed,
+            )
+            self.probed.append((m, task))
 
     def _variants(self, m: int, name: str) -> list[Variant]:
         """The probes of a task: one for each place and rank, or place, mix and control task."""
         variants = []
+        places = self._places(m)
         if name in STRUCTURAL:
-            ranks: list[int | None] = [*self.ranks] if self.ranks else [None]
-            for place in self._places(m):
-                for rank in ranks:
-                    variants.append(Variant(*place, rank=rank))
+            ranks: Sequence[int | None] = self.ranks or [None]
+            for place, rank in product(places, ranks):
+                variants.append(Variant(*place, rank=rank))
             return variants
 
-        variants += [Variant(*place) for place in self._places(m)]
+        variants += [Variant(*place) for place in places]
         variants += [Variant(source, None) for source in self.mixes]
-        if self.controls:
-            own = [variant for variant in variants if variant.source == "model"]
-            variants += [variant._replace(control=True) for variant in own]
-        return variants
-
-    def _train(self) -> None:
-        planned = []
-        for _, task in self.probed:
-            planned += [(task, seed) for seed in range(self.seeds)]
-        for task, seed in track(planned, "Training", disable=hidden(self.trainer)):
-            task.train(self.how, seed)
+        if not self.controls:
+            return variants
+        controls = []
+        for variant in variants:
+            if variant.source == "model":
+                controls.append(variant._replace(control=True))
+        return variants + controls
 
     def save(self, path: Path) -> None:
         """Write the trained probes to a file; `load_banks` reads them."""
         banks = {}
         for m, task in self.probed:
+            model = self._name(m)
             for seed, bank in enumerate(task.banks):
-                about = {"model": self._names[m], "seed": seed, **task.about()}
-                banks[f"{task.name}, seed {seed}, {self._names[m]}"] = bank, about
+                about = {"model": model, "seed": seed, **task.about()}
+                banks[f"{task.name}, seed {seed}, {model}"] = bank, about
         save_banks(path, banks)
 
     # ------------------------------------------------------------------ further tables
 
     def _sent(self, unfinished: Counter[str]) -> dict[str, list[Row]]:
         """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
-        tables: dict[str, list[Row]] = {"codelengths": [], "portions": []}
+        lengths = list[Row]()
+        portions = list[Row]()
         labelled = [(m, task) for m, task in self.probed if isinstance(task, EdgeTask)]
         for m, task in track(labelled, "Sending", disable=hidden(self.trainer)):
             codes = []
             for seed in range(self.seeds):
                 code = send(task, self.how, seed, self.portions)
-                trained = len(code.bits) * (len(code.ends) - 1)
+                trained = len(code.bits) * len(code.sent)
                 unfinished.update(probes=code.unfinished, of=trained)
                 codes.append(code)
-            model = {"model": self._names[m]}
-            tables["codelengths"] += [model | row for row in code_rows(task, codes)]
-            tables["portions"] += [model | row for row in portion_rows(task, codes)]
-        return tables
 
-    def _mixes(self) -> Iterator[Row]:
-        """The weight of each layer in each mix."""
+            model = {"model": self._name(m)}
+            lengths += [model | row for row in code_rows(task, codes)]
+            portions += [model | row for row in portion_rows(task, codes)]
+        return {"codelengths": lengths, "portions": portions}
+
+    def _mixes(self) -> list[Row]:
+        """The weight of each layer in each mix of the models' layers."""
         mix = Variant("model", None)
+        rows = list[Row]()
         for m, task in self.probed:
+            about = {"model": self._name(m), "task": task.name}
+            if mix not in task.variants:
+                continue
+            number = task.variants.index(mix)
             for seed, bank in enumerate(task.banks):
-                if mix not in bank.variants:
-                    continue
-                weights = bank.readings.weights()[bank.variants.index(mix)].tolist()
-                about = {"model": self._names[m], "task": task.name, "seed": seed}
+                weights = bank.readings.weights()[number].tolist()
                 for place, weight in zip(bank.places, weights, strict=True):
                     if mix.reads(place):
-                        yield {**about, "layer": place.layer, "weight": weight}
+                        layer = {"layer": place.layer, "weight": weight}
+                        rows.append({**about, "seed": seed, **layer})
+        return rows
 
     def _trees(self) -> list[Row]:
         """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
-        trees: list[Row] = []
+        trees = list[Row]()
         for m, task in self.probed:
             if task.name != "distance":
                 continue
-            wanted = (self._names[m], task.name, "model")
-            own = [
-                row
-                for row in self.rows
-                if (row["model"], row["task"], row["source"]) == wanted
-            ]
+            model = self._name(m)
+            own = []
+            for row in self.rows:
+                if (row["model"], row["task"], row["source"]) == (model, *OF_TREES):
+                    own.append(row)
             best = max(own, key=lambda row: row["score"] or -1)
-            place = task.variants.index(
-                Variant("model", best["site"], rank=best["rank"])
-            )
-            probe = task.banks[0].only([place])
-            trees += drawn_trees(
-                probe, self.words[m, "test"], self.drawn, self._names[m]
-            )
+            variant = Variant("model", best["site"], rank=best["rank"])
+            number = task.variants.index(variant)
+            probe = task.banks[0].only([number])
+            trees += drawn_trees(probe, self.words[m, "test"], self.drawn, model)
         return trees

@@ -1,6 +1,7 @@
 """Trained probes in a file."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,19 @@ KINDS: dict[str, type[Probes]] = {
 }
 
 
-def save_banks(path: Path, banks: Mapping[str, tuple[Bank, Mapping[str, Any]]]) -> None:
+About = dict[str, Any]
+State = dict[str, Tensor]
+
+
+def save_banks(path: Path, banks: Mapping[str, tuple[Bank, About]]) -> None:
     """Write banks to a file, whole or not at all.
 
     Args:
-        path: of the file.
+        path: path of the file.
         banks: by name, each with what else is known of it, as plain values.
     """
-    described: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
+    described: About = {}
+    tensors: State = {}
     for number, (name, (bank, about)) in enumerate(banks.items()):
         described[name] = {
             "kind": type(bank.probes).__name__,
@@ -45,50 +50,59 @@ def save_banks(path: Path, banks: Mapping[str, tuple[Bank, Mapping[str, Any]]]) 
         }
         for key, value in bank.state_dict().items():
             tensors[f"{number}/{key}"] = value.cpu().contiguous()
+
+    metadata = {ENTRY: json.dumps(described)}
     with whole_file(path) as unfinished:
-        save_sealed(save_file, tensors, unfinished, {ENTRY: json.dumps(described)})
+        save_sealed(save_file, tensors, unfinished, metadata)
 
 
-def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
+def load_banks(path: Path | str) -> dict[str, tuple[Bank, About]]:
     """Read banks, ready to be applied, and what is known of each.
 
     Args:
         path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
 
     Raises:
-        ValueError: there is no such file, or it holds no banks; or as `shared_file`.
+        ValueError: there is no such file, it holds no banks, or numbers that are not finite; or as `shared_file`.
     """
     path = shared_file(path)
-    expected = f"Expected `probes` to be a {PROBES} of `train.py probe`"
-    if not path.is_file():
-        raise UserError(f"{expected}, but there is no such file: {path}.")
-    check_sealed(path)
-    try:
-        with safe_open(path, "pt") as file:
-            described = json.loads(file.metadata()[ENTRY])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
-    except Exception as error:  # reading any other file can raise anything
-        raise UserError(f"{expected}, but {path} is not.") from error
-
-    parts: list[dict[str, Tensor]] = [{} for _ in described]
-    for key, value in tensors.items():
-        number, _, name = key.partition("/")
-        parts[int(number)][name] = value
-
+    described, states = _read(path)
     banks = {}
-    for (name, entry), state in zip(described.items(), parts, strict=True):
-        if not all(value.isfinite().all() for value in state.values()):
-            raise UserError(
-                f"Expected finite numbers in {path}, but the probes of {name} hold NaN or infinity."
-            )
+    for number, (name, entry) in enumerate(described.items()):
+        state = states[str(number)]
+        for value in state.values():
+            if not value.isfinite().all():
+                raise UserError(
+                    f"Expected finite numbers in {path}, but the probes of {name} hold NaN or infinity."
+                )
         banks[name] = _bank(entry, state), entry["about"]
     return banks
 
 
-def _bank(entry: Mapping[str, Any], state: Mapping[str, Tensor]) -> Bank:
+def _read(path: Path) -> tuple[About, dict[str, State]]:
+    """The descriptions of the banks in a file, and the tensors of each bank, by its number."""
+    expected = f"Expected `probes` to be a {PROBES} of `train.py probe`"
+    if not path.is_file():
+        raise UserError(f"{expected}, but there is no such file: {path}.")
+    check_sealed(path)
+    states = defaultdict[str, State](dict)
+    try:
+        with safe_open(path, "pt") as file:
+            described = json.loads(file.metadata()[ENTRY])
+            for key in file.keys():  # noqa: SIM118  (no mapping)
+                number, _, name = key.partition("/")
+                states[number][name] = file.get_tensor(key)
+    except Exception as error:  # reading any other file can raise anything
+        raise UserError(f"{expected}, but {path} is not.") from error
+    return described, states
+
+
+def _bank(entry: About, state: State) -> Bank:
+    """A bank as it was saved."""
+    kind = KINDS[entry["kind"]]
     variants = [Variant(*values) for values in entry["arms"]]
-    places = [ModelLayer(*place) for place in entry["places"]]
-    probes = KINDS[entry["kind"]](variants, entry["width"], **entry["options"])
+    places = [ModelLayer(*values) for values in entry["places"]]
+    probes = kind(variants, entry["width"], **entry["options"])
     bank = Bank(probes, places)
     bank.load_state_dict(state)
     return bank.eval().requires_grad_(False)

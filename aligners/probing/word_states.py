@@ -1,4 +1,4 @@
-"""Reads annotated sentences with models, for every experiment with probes: the states of all words, kept in memory."""
+"""What every experiment with probes checks of its annotated sentences, and the tasks that it makes of them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -37,20 +37,20 @@ def check_annotated(
     tasks: Sequence[str] | None,
     processes: int = 1,
 ) -> dict[Split, list[Sentence]]:
-    """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
+    """Raise unless one process reads annotated sentences whose splits have targets or trees for every task.
 
     No model is needed for that.
 
     Args:
         data: the data module.
-        tasks: that are probed; None: the `usual_tasks`.
-        processes: of the run.
+        tasks: what is probed; none: the `usual_tasks`.
+        processes: number of processes of the run.
 
     Returns:
         The sentences of every split, in the order of its text numbers.
 
     Raises:
-        ValueError: saying which is not so, naming task and split; rows are not of words; or as `Labels.of`.
+        ValueError: says what is not so, naming task and split; rows are not of words; or as `Labels.of`.
     """
     if processes > 1:
         raise UserError(
@@ -66,7 +66,9 @@ def check_annotated(
             f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}."
         )
 
-    sentences = {split: sentences_in(getattr(data.texts, split)) for split in SPLITS}
+    sentences = dict[Split, list[Sentence]]()
+    for split in SPLITS:
+        sentences[split] = sentences_in(getattr(data.texts, split))
     probed = tasks or usual_tasks(sentences["fit"])
     for split, texts in sentences.items():
         _check_split(split, texts, probed)
@@ -88,15 +90,17 @@ def _check_split(split: Split, texts: Sequence[Sentence], tasks: Sequence[str]) 
 
 
 def usual_tasks(sentences: Sequence[Sentence]) -> list[str]:
-    """What is probed unless `tasks` says so: those of `USUAL` that the sentences have, or else all that they have."""
+    """What is probed by default: those of `USUAL` that the sentences have, or else all that they have."""
     known = _known_tasks(sentences)
     usual = [task for task in USUAL if task in known]
     return usual or known or list(USUAL)
 
 
 def _known_tasks(sentences: Sequence[Sentence]) -> list[str]:
+    """The tasks that sentences have targets or trees for."""
     tasks = tasks_of(sentences)
-    if any(len(sentence.heads) >= LEAST for sentence in sentences):
+    words = [len(sentence.heads) for sentence in sentences]
+    if max(words, default=0) >= LEAST:
         tasks.extend(STRUCTURAL)
     return tasks
 
@@ -107,8 +111,8 @@ def check_room(
     """Raise if the states of all words, and the copy that joining them takes, may not fit in memory.
 
     Args:
-        sentences: of each split that is kept.
-        numbers: that are kept of each word: widths of all models, times their layers.
+        sentences: the sentences of each split that is kept.
+        numbers: how many numbers are kept of each word: widths of all models, times their layers.
         device: where they are kept.
 
     Raises:
@@ -135,6 +139,5 @@ def make_task(
     seed: int,
 ) -> EdgeTask | TreeTask:
     """The task of this name: see `Task`."""
-    if name in STRUCTURAL:
-        return TreeTask(name, words, watched, variants, seed, sizes)
-    return EdgeTask(name, words, watched, variants, seed, sizes)
+    kind = TreeTask if name in STRUCTURAL else EdgeTask
+    return kind(name, words, watched, variants, seed, sizes)
