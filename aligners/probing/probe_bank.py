@@ -85,6 +85,10 @@ class Words:
         lengths = every[list(sentences)]
         return lengths.cumsum(0) - lengths
 
+    def numbers(self, layers: Numbers) -> list[int]:
+        """Where the states of some of the model's layers are among the places."""
+        return [self.places.index(ModelLayer("model", layer)) for layer in layers]
+
     def read(self, places: Places, sentences: Numbers) -> Tensor:
         """The states of some sentences at some places: (L', n, d).
 

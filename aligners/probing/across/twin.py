@@ -25,19 +25,19 @@ CHANGES = (
     *("penalty", "penalty_low", "penalty_high", "loss"),
     *("accuracy", "accuracy_low", "accuracy_high", "agreement"),
 )
-RANDOM, PRINCIPAL, WHOLE = (
-    "random",
-    "principal",
-    "whole state",
-)  # parts that no probe reads
+# parts that no probe reads
+RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"
+
+
+Scores = dict[str, Tensor]  # quantity of `BEHAVIOUR` -> its values
 
 
 class SwappedPart(NamedTuple):
     """A part of the state that is swapped.
 
     Attributes:
-        name: of the task whose probe reads it, or one of `RANDOM`, `PRINCIPAL`, `WHOLE`.
-        subspaces: of each site (S, d, k), several where an average over draws is wanted; None for the whole state.
+        name: name of the task whose probe reads it, or one of `RANDOM`, `PRINCIPAL`, `WHOLE`.
+        subspaces: (S, d, k) a subspace of each site; several such where draws are averaged; None: the whole state.
     """
 
     name: str
@@ -47,22 +47,26 @@ class SwappedPart(NamedTuple):
 def parts_of(
     read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int
 ) -> list[SwappedPart]:
-    """The parts that are swapped: subspaces that probes read, equally many random and principal dimensions, and all.
+    """The parts to swap: subspaces that probes read, equally many random and principal dimensions, and everything.
 
     Args:
         read: name of a task -> subspaces (S, d, k).
-        states: (S, N, d) of Y, at its sites.
-        draws: of random dimensions.
-        seed: of the first draw.
+        states: (S, N, d) states of Y at its sites.
+        draws: how many draws of random dimensions.
+        seed: seed of the first draw.
     """
-    parts = [SwappedPart(name, [subspaces]) for name, subspaces in read.items()]
-    sizes = {subspaces.shape: subspaces for subspaces in read.values()}
-    for like in sizes.values():
-        drawn = [random_subspaces(like, seed + draw) for draw in range(draws)]
+    parts = []
+    sizes = dict[int, Tensor]()
+    for name, subspaces in read.items():
+        parts.append(SwappedPart(name, [subspaces]))
+        sizes[subspaces.shape[-1]] = subspaces
+
+    for size, like in sizes.items():
+        seeds = range(seed, seed + draws)
+        drawn = [random_subspaces(like, each) for each in seeds]
         parts.append(SwappedPart(RANDOM, drawn))
-        parts.append(
-            SwappedPart(PRINCIPAL, [principal_subspaces(states, like.shape[-1])])
-        )
+        principal = principal_subspaces(states, size)
+        parts.append(SwappedPart(PRINCIPAL, [principal]))
     return [*parts, SwappedPart(WHOLE, [None])]
 
 
@@ -70,11 +74,11 @@ class Twin(nn.Module):
     """Puts parts of mapped states into Y, and scores its answers text by text.
 
     Args:
-        behaviour: of Y, on the route from X.
-        maps: what takes the place of Y's states: maps of tokens, and their mean, which erases what was there.
-        parts: of the state.
+        behaviour: how Y's answers are measured, on the route from X.
+        maps: what takes the place of Y's states: maps of tokens, and the mean, which erases what was there.
+        parts: the parts of the state to swap.
         texts: number of held-out texts.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
     """
 
     def __init__(
@@ -90,7 +94,8 @@ class Twin(nn.Module):
         self.maps = list(maps)
         self.parts = list(parts)
         self.seed = seed
-        swaps, sites = len(self.maps) * len(self.parts), len(behaviour.route.pairs)
+        swaps = len(self.maps) * len(self.parts)
+        sites = len(behaviour.route.pairs)
         self.scores = TextScores(BEHAVIOUR, swaps, sites, texts)
         self.native = TextScores(BEHAVIOUR, 1, 1, texts)
 
@@ -99,24 +104,21 @@ class Twin(nn.Module):
 
         Args:
             task: what is asked; X and Y are read on its inputs.
-            own: what Y answers by itself.
+            own: Y's own answers.
         """
-        route, text = self.behaviour.route, task.texts.text
+        text = task.texts.text
+        route = self.behaviour.route
+        native = self.behaviour.without_sites(task, {route.target: own})
+        self.native.update(text, native)
+
         read = read_all([route], task, targets=True)
         x, y = read.sources(route), read.targets(route)
-        self.native.update(
-            text, self.behaviour.without_sites(task, {route.target: own})
-        )
         results = []
         for method in self.maps:
             mapped = method.map(x, task)
             for part in self.parts:
                 results.append(self._mean(task, y, mapped, part, own))
-        stacked = {
-            name: torch.stack([result[name] for result in results])
-            for name in BEHAVIOUR
-        }
-        self.scores.update(text, stacked)
+        self.scores.update(text, _stacked(results))
 
     def _mean(
         self,
@@ -125,30 +127,24 @@ class Twin(nn.Module):
         mapped: Tensor,
         part: SwappedPart,
         own: UnitAnswers,
-    ) -> dict[str, Tensor]:
+    ) -> Scores:
         """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
         draws = []
         for subspaces in part.subspaces:
-            draws.append(
-                self.behaviour.injected(task, swapped(y, mapped, subspaces), own)
-            )
-        return {
-            name: torch.stack([draw[name] for draw in draws]).mean(0)
-            for name in BEHAVIOUR
-        }
+            states = swapped(y, mapped, subspaces)
+            draws.append(self.behaviour.injected(task, states, own))
+        stacked = _stacked(draws)
+        return {name: values.mean(0) for name, values in stacked.items()}
 
     def rows(self) -> Iterator[Row]:
         """One row for each map, part and site pair."""
-        route = self.behaviour.route
-        native = {name: values[0, 0] for name, values in self.native.compute().items()}
-        columns = behaviour_columns(
-            self.scores.compute(), native, self.behaviour.asked, self.seed
-        )
+        route, asked = self.behaviour.route, self.behaviour.asked
+        own = self.native.compute()
+        native = {name: values[0, 0] for name, values in own.items()}
+        found = behaviour_columns(self.scores.compute(), native, asked, self.seed)
         for swap, (method, part) in enumerate(product(self.maps, self.parts)):
-            subspace = part.subspaces[0]
-            dimensions = route.target.width if subspace is None else subspace.shape[-1]
             for s, (site_x, site_y) in enumerate(route.pairs):
-                yield {
+                row = {
                     "model_x": route.source.name,
                     "model_y": route.target.name,
                     "site_x": site_x,
@@ -156,31 +152,48 @@ class Twin(nn.Module):
                     "method": method.name,
                     "training": method.outcome(s),
                     "part": part.name,
-                    "dimensions": dimensions,
+                    "dimensions": self._dimensions(part),
                     "n_texts": len(native["units"]),
                     "n_units": int(native["units"].sum()),
-                    **{name: finite(columns[name][swap, s]) for name in CHANGES},
                 }
+                for name in CHANGES:
+                    row[name] = finite(found[name][swap, s])
+                yield row
+
+    def _dimensions(self, part: SwappedPart) -> int:
+        """How many dimensions of the state a part has."""
+        subspaces = part.subspaces[0]
+        if subspaces is None:
+            return self.behaviour.route.target.width
+        return subspaces.shape[-1]
+
+
+def _stacked(results: Sequence[Scores]) -> Scores:
+    """Each quantity of several results, along a new first axis."""
+    stacked = {}
+    for name in BEHAVIOUR:
+        values = [result[name] for result in results]
+        stacked[name] = torch.stack(values)
+    return stacked
 
 
 def read_subspaces(bank: Bank) -> Tensor:
     """What each probe of a bank reads of its states: the span of its projections, and nothing outside it.
 
     Args:
-        bank: of edge probes with a narrow projection, or of structural probes of equal rank.
+        bank: edge probes with a narrow projection, or structural probes of equal rank.
 
     Returns:
         (A, d, k) with orthonormal columns, float32. The two spans of an edge probe are projected separately, and k is
         then twice the projection's width, at most d.
     """
-    if isinstance(bank.probes, EdgeProbes):
-        weights = [
-            cast(Tensor, projection.weight) for projection in bank.probes.projections
-        ]
-        weight = torch.cat(weights, -1)
-    else:
-        probes = cast(StructuralProbes, bank.probes)
-        weight = probes.weight[:, :, probes.kept[0]]
+    if isinstance(bank.probes, StructuralProbes):
+        kept = bank.probes.kept[0]
+        return _orthonormal(bank.probes.weight[:, :, kept])
+    weights = list[Tensor]()
+    for projection in cast(EdgeProbes, bank.probes).projections:
+        weights.append(projection.get_parameter("weight"))
+    weight = torch.cat(weights, -1)
     return _orthonormal(weight)
 
 
@@ -193,13 +206,14 @@ def random_subspaces(like: Tensor, seed: int) -> Tensor:
 
 def principal_subspaces(states: Tensor, k: int) -> Tensor:
     """Where states vary most: (A, N, d) -> (A, d, k)."""
-    centred = states.double() - states.double().mean(1, keepdim=True)
+    exact = states.double()
+    centred = exact - exact.mean(1, keepdim=True)
     vectors = torch.linalg.eigh(centred.mT @ centred).eigenvectors
     return vectors[..., -k:].to(states)
 
 
 def swapped(own: Tensor, other: Tensor, subspaces: Tensor | None) -> Tensor:
-    """States with their part in a subspace replaced by that of others: y + V Vᵀ (g(x) − y).
+    """States with their part in a subspace replaced by that of other states: y + V Vᵀ (g(x) − y).
 
     Args:
         own: (S, N, d) the states y.
