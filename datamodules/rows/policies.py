@@ -54,7 +54,8 @@ class Rows(Movable):
 
     def _count(self) -> tuple[int, ...]:
         """The number of rows of each text."""
-        return tuple(torch.bincount(self.owner, minlength=self.texts).tolist())
+        counts = torch.bincount(self.owner, minlength=self.texts)
+        return tuple(counts.tolist())
 
     @property
     def place(self) -> Tensor:
@@ -75,7 +76,8 @@ class Rows(Movable):
         number = kept.cumsum(0) - 1
         row = number[self.row[entering]]
         share = self.share[entering]
-        return Rows(self.index[entering], self.owner[kept], self.texts, share, row)
+        index = self.index[entering]
+        return Rows(index, self.owner[kept], self.texts, share, row)
 
     def without(self, far: Tensor) -> Rows:
         """The rows that are not marked in `far` (N,), each with the place and the mark that it had."""
@@ -97,12 +99,14 @@ class Rows(Movable):
             return
         entering = flat.index_select(0, self.index).to(out.dtype)
         weighted = entering * self.share[:, None]
-        out.zero_().index_add_(0, self.row, weighted)
+        out.zero_()
+        out.index_add_(0, self.row, weighted)
 
     def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
         """A copy of states (B, T, d) in which the rows (N, d) stand at their positions."""
         flat = states.flatten(0, 1)
-        return flat.index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
+        changed = flat.index_copy(0, self.index, rows.to(states.dtype))
+        return changed.view_as(states)
 
     def __len__(self) -> int:
         """N, the number of rows."""

@@ -63,7 +63,8 @@ def read_each(
 
     by_site = dict(zip(stored.sites, stored.states, strict=True))
     if stored.pooled:
-        return [torch.stack([by_site[site] for site in sites])] * len(each)
+        rows_at_sites = torch.stack([by_site[site] for site in sites])
+        return [rows_at_sites] * len(each)
     states = {site: at_site[None] for site, at_site in by_site.items()}
     real = inputs["attention_mask"].flatten()
     place_in_store = real.cumsum(0) - 1  # of each position's token
@@ -323,7 +324,8 @@ class PairReader:
 
     def _column(self, model: int, site: int) -> tuple[int, int]:
         """The first number of a model, which may be there several times, and a site."""
-        return self.models.index(self.models[model]), site
+        first = self.models.index(self.models[model])
+        return first, site
 
     def _width(self, model: int) -> int:
         """How many numbers a row of a model has."""
@@ -365,7 +367,8 @@ class PairReader:
             name = f"{link.begins}{link.site_x}-{link.site_y}"
             x = self.models[link.x].name
             y = link.called or self.models[link.y].name
-            places.append(Place(name, x, y, link.site_x, link.site_y, link.about))
+            place = Place(name, x, y, link.site_x, link.site_y, link.about)
+            places.append(place)
         return places
 
     def prepare(self, texts: TextBatch, others: Sequence[RowKind] = ()) -> Prepared:
@@ -377,7 +380,8 @@ class PairReader:
         """
         if self.token_pairs is not None:
             rows = self.token_pairs.rows(texts)
-            return Prepared(texts, ChosenRows((rows,) * len(self.models)))
+            of_each = (rows,) * len(self.models)
+            return Prepared(texts, ChosenRows(of_each))
         own = choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
         prepared = Prepared(texts, own)
         for kind in others:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +22,9 @@ def is_held_out(name: str, share: float, seed: int) -> bool:
     """Whether fitting leaves out a type, as it does a `share` of them: a keyed hash of its name decides."""
     secret = seed.to_bytes(8, "little", signed=True)
     content = name.encode("utf-8", "surrogatepass")
-    digest = blake2b(content, key=secret, person=b"type", digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64 < share
+    keyed = blake2b(content, key=secret, person=b"type", digest_size=8)
+    number = int.from_bytes(keyed.digest(), "big")
+    return number / 2**64 < share
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,14 @@ class RowTypes:
     def at(self, text: Tensor, place: Tensor) -> Tensor:
         """The number of the type of some rows, (N,), by their text's place in the split and their own in the text."""
         first = self.counts.cumsum(0) - self.counts
-        return self.number[first[text] + place].long()
+        row = first[text] + place
+        return self.number[row].long()
 
     def unseen(self, seen: SeenTypes) -> Marks:
         """Mark the rows whose types are not among those seen."""
-        table = torch.tensor([name not in seen.names for name in self.names])
-        return Marks(table[self.number], self.counts)
+        unseen = [name not in seen.names for name in self.names]
+        of_rows = torch.tensor(unseen)[self.number]
+        return Marks(of_rows, self.counts)
 
 
 def types_of(
@@ -115,36 +117,37 @@ def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
     number_of: dict[str, int] = {}
     numbers = []
     for word in _words(texts):
-        numbers.append(number_of.setdefault(word, len(number_of)))
-    every = torch.from_numpy(np.array(numbers, dtype=np.int64))
-    common = cast(Tensor, data.words_in_common)
+        number = number_of.setdefault(word, len(number_of))
+        numbers.append(number)
+    every = torch.tensor(numbers, dtype=torch.int64)
+    common = every[cast(Tensor, data.words_in_common)]
     counts = cast(Tensor, data.word_counts)
-    return RowTypes("words", list(number_of), every[common], counts)
+    return RowTypes("words", list(number_of), common, counts)
 
 
 def _words(texts: datasets.Dataset) -> Iterator[str]:
     """All words, case folded, text by text."""
-    if "text_pair" not in texts.column_names:
-        for text in texts["text"][:]:
-            yield from text.casefold().split()
-        return
-    for text, pair in zip(texts["text"][:], texts["text_pair"][:], strict=True):
-        yield from text.casefold().split()
-        yield from pair.casefold().split()
+    columns = [texts["text"][:]]
+    if "text_pair" in texts.column_names:
+        columns.append(texts["text_pair"][:])
+    for parts in zip(*columns, strict=True):
+        for part in parts:
+            yield from part.casefold().split()
 
 
 def _token_types(
     kind: RowKind, data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase
 ) -> RowTypes:
     """The tokens that are rows, numbered as the vocabulary does."""
-    names: dict[int, str] = {}
-    for name, number in tokenizer.get_vocab().items():
+    vocabulary = tokenizer.get_vocab()
+    names = [""] * (max(vocabulary.values()) + 1)
+    for name, number in vocabulary.items():
         names[number] = name
     ids, special, lengths = data.tokens_of(0)
-    rows = torch.ones_like(special) if kind.special_tokens else ~special
+    rows = ~special
+    if kind.special_tokens:
+        rows = torch.ones_like(special)
     by_text = rows.split(lengths.tolist())
     counts = torch.stack([of_text.sum() for of_text in by_text])
-    always = set(map(str, tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)))
-    numbers = range(max(names) + 1)
-    named = [names.get(number, "") for number in numbers]
-    return RowTypes("tokens", named, ids[rows], counts, always)
+    always = tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)
+    return RowTypes("tokens", names, ids[rows], counts, set(map(str, always)))

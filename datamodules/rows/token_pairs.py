@@ -12,9 +12,9 @@ from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 
 FREE = torch.iinfo(torch.int64).max  # the key of an empty place: above any row's
 LONGEST = 2**31  # tokens, more than any text has
-# SplitMix64's increment and its two factors, as int64.
+# SplitMix64's increment, its shifts and its factors, as int64.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
-FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
 def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
@@ -29,11 +29,13 @@ def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
         token: (N,) int64 places of rows in their texts.
     """
     state = torch.full_like(text, seed)
-    for part in (torch.zeros_like(text), text, token):
-        state = (state ^ part) + INCREMENT
-        state = (state ^ _shifted(state, 30)) * FACTORS[0]
-        state = (state ^ _shifted(state, 27)) * FACTORS[1]
-        state = state ^ _shifted(state, 31)
+    for part in (0, text, token):
+        state ^= part
+        state += INCREMENT
+        for bits, factor in ROUNDS:
+            state ^= _shifted(state, bits)
+            state *= factor
+        state ^= _shifted(state, 31)
     return state & FREE
 
 
@@ -64,38 +66,40 @@ class TokenPairs:
 
     def rows(self, texts: TextBatch) -> Rows:
         """The rows of a batch, by their places in weights (B, T · T)."""
-        tokens = rows_of_each(texts, RowKind("tokens", self.special_tokens))[0]
+        kind = RowKind("tokens", self.special_tokens)
+        tokens = rows_of_each(texts, kind)[0]
         counts = torch.tensor(tokens.counts)
         owner, query, key = self._drawn(texts.text, counts)
 
         length = texts.inputs_x["input_ids"].shape[1]
         place_in_text = tokens.index % length
-        first = (counts.cumsum(0) - counts)[owner]
+        first_of_text = counts.cumsum(0) - counts
+        first = first_of_text[owner]
         looking = place_in_text[first + query]
         looked_at = place_in_text[first + key]
-        index = (owner * length + looking) * length + looked_at
+        begins = (owner * length + looking) * length
+        index = begins + looked_at
         if not self.mean:
             return Rows(index, owner, len(counts))
 
         number = owner * length + key
-        target, row, queries = torch.unique(
-            number, return_inverse=True, return_counts=True
-        )
+        unique = torch.unique(number, return_inverse=True, return_counts=True)
+        target, row, queries = unique
         share = 1 / queries[row].float()
         return Rows(index, target // length, len(counts), share, row)
 
     def _drawn(self, text: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Text, looking token and looked-at token of each pair that is taken, all counted from 0."""
         place = torch.arange(int(counts.max()))
-        real = place[None] < counts[:, None]
+        real = place < counts[:, None]
         pairs = real[:, :, None] & real[:, None]
         if self.causal:
-            pairs = pairs & (place[:, None] >= place[None])
+            pairs &= place[:, None] >= place
         owner, query, key = pairs.nonzero(as_tuple=True)
 
         token = key
         if not self.mean:
             token = query * LONGEST + key
-        drawn = row_keys(self.seed, text[owner], token)
-        taken = drawn <= min(int(self.share * FREE), FREE)
+        most = min(int(self.share * FREE), FREE)
+        taken = row_keys(self.seed, text[owner], token) <= most
         return owner[taken], query[taken], key[taken]
