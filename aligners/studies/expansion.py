@@ -116,7 +116,8 @@ class _Cells:
             "needs": needs,
         }
         text = json.dumps(decides, sort_keys=True, default=str)
-        number = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        digest = hashlib.blake2b(text.encode(), digest_size=6)
+        number = digest.hexdigest()
         cell = Cell(number, kind, task, tuple(models), named, tuple(needs))
         return self.found.setdefault(number, cell)
 
@@ -138,15 +139,18 @@ class _Cells:
         study = self.study
         options: Options = {"data": {}}
         if task is not None:
-            for data in (study.data, study.tasks.get(task, {})):
+            of_task = study.tasks.get(task, {})
+            for data in (study.data, of_task):
                 shared = self._shared_data(kind, data, after)
                 options = merged(options, {"data": shared})
         options = merged(options, self._of_studies(kind))
         work = study.work().get(kind.removesuffix("_pairs"))
-        if kind == "finetune" and study.finetune is not None:
-            options = merged(options, study.finetune.options)
-        elif work is not None:
+        if work is not None:
             options = merged(options, work.options)
+        elif kind == "finetune" and study.finetune is not None:
+            own = study.finetune.tasks.get(str(task), {})
+            options = merged(options, study.finetune.options)
+            options = merged(options, own)
         if study.as_printed:
             options = merged(options, with_definitions(kind, options))
         return options
@@ -194,14 +198,11 @@ class _Cells:
     def _finetuned(self, model: Model, task: str) -> Instance:
         """A fine-tuned model. Each variant is a cell of its own, and other cells need the first."""
         base = self.model(model, "pretrained", task)
-        of_task: Options = {}
-        if self.study.finetune is not None:
-            of_task = self.study.finetune.tasks.get(task, {})
-        options = merged(self.options("finetune", task), of_task)
+        options = self.options("finetune", task)
         variants = self.resolve("finetune", options)["variants"]
         cells = []
         for variant in variants:
-            given = {**of_task, "seeds": [model.copy]}
+            given: Options = {"seeds": [model.copy]}
             if len(variants) > 1:
                 given["variants"] = [variant]
             cell = self.add("finetune", task, [base], given)
@@ -214,7 +215,8 @@ class _Cells:
     def _random(self, model: Model, task: str) -> Instance:
         """An untrained twin. That of an embedded model depends on the texts, of which its tokenizer is made."""
         base = self.model(model, "pretrained", task)
-        seed = self.study.models.listed().index(model.base)
+        bases = self.study.models.listed()
+        seed = bases.index(model.base)
         reads = task if model.base.startswith(EMBEDDED) else None
         cell = self.add("untrained", reads, [base], {"seed": seed})
         path = f"{FOLDER}/{cell.folder}/run/model"
@@ -248,7 +250,8 @@ class _AtStage:
             self._add_surgeries()
 
     def _instances(self, models: Sequence[Model]) -> list[Instance]:
-        return [self.cells.model(model, self.stage, self.task) for model in models]
+        make = self.cells.model
+        return [make(model, self.stage, self.task) for model in models]
 
     def _add(
         self,
@@ -380,12 +383,14 @@ class _Comparisons:
         pairs: list[tuple[str, str]] = []
         for stage in stages:
             models += [(model, stage) for model in self.study.models_at(stage)]
-            pairs += [(x.name, y.name) for x, y in self.study.pairs_at(stage)]
+            for x, y in self.study.pairs_at(stage):
+                pairs.append((x.name, y.name))
         if self.study.pairs.every:
             self._add_one(models)
             return
         for pair in dict.fromkeys(pairs):
-            self._add_one([one for one in models if one[0].name in pair])
+            both = [one for one in models if one[0].name in pair]
+            self._add_one(both)
 
     def _add_one(self, models: Sequence[tuple[Model, Stage]]) -> None:
         """Add the one that compares these models at their stages."""
@@ -418,7 +423,10 @@ def check_data(study: Study, commands: Commands) -> None:
     if study.finetune is not None:
         kinds.append("finetune")
     for place, data in _places(study):
-        wrong = [name for name in data if not _is_known(name, kinds, commands)]
+        wrong = []
+        for name in data:
+            if not _is_known(name, kinds, commands):
+                wrong.append(name)
         if wrong:
             raise UserError(
                 f"Expected `{place}` to hold data options of {', '.join(kinds)}, but none of them has "
@@ -460,8 +468,9 @@ def check_embedded(study: Study) -> None:
             stages.remove("pretrained")
         if not stages:
             continue
+        own = work.options.get("data", {})
         further = study.further_texts(kind).values()
-        for data in (work.options.get("data", {}), *further):
+        for data in (own, *further):
             text = data.get("text")
             if text is not None and of_tasks != [text] * len(of_tasks):
                 raise UserError(
