@@ -57,10 +57,11 @@ def cropped(weights: Tensor, words: Tensor) -> Tensor:
 
     Matrices of different texts can then be compared: the null of attention.
     """
-    places = torch.arange(weights.shape[-1], device=words.device)
+    width = weights.shape[-1]
+    places = torch.arange(width, device=words.device)
     real = places < words[:, None]
-    pairs = real[:, :, None] & real[:, None, :]
-    masked = weights * pairs
+    rows = weights * real[:, :, None]
+    masked = rows * real[:, None, :]
     total = masked.sum(-1, keepdim=True)
     total = total.where(total > 0, 1)
     return masked / total
@@ -132,10 +133,11 @@ class Sample(NamedTuple):
         """The rows of both."""
         if not isinstance(other, Sample):
             return NotImplemented
-        x = torch.cat([self.x, other.x], 1)
-        y = torch.cat([self.y, other.y], 1)
-        text = torch.cat([self.text, other.text])
-        return type(self)(x, y, text)
+        return type(self)(
+            x=torch.cat([self.x, other.x], 1),
+            y=torch.cat([self.y, other.y], 1),
+            text=torch.cat([self.text, other.text]),
+        )
 
     def pair(self, i: int, j: int) -> Self:
         """The rows of one layer of X and one of Y, by index."""
@@ -193,10 +195,11 @@ class Draw:
 
         `order` then has their places in the samples of all ranks laid end to end, and `text` their texts.
         """
-        every = collected((self.key.cpu(), self.text.cpu()))
-        keys, texts = zip(*every, strict=True)
-        key = torch.cat(keys).to(self.key.device)
-        text = torch.cat(texts).to(self.key.device)
+        device = self.key.device
+        mine = (self.key.cpu(), self.text.cpu())
+        keys, texts = zip(*collected(mine), strict=True)
+        key = torch.cat(keys).to(device)
+        text = torch.cat(texts).to(device)
         order = _smallest(key, len(self.key))
         group = text[order] % groups
         self.order = order[group.argsort(stable=True)]

@@ -133,16 +133,19 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     shape = (*a.shape[:2], *b.shape[:2])
     a = a.double().flatten(0, 1)
     b = b.double().flatten(0, 1)
+    distance = _distances(a, b)
     units_a, varies_a = _standardised(a, seen)
     units_b, varies_b = _standardised(b, seen)
+    correlation = units_a @ units_b.mT
+    correlated = varies_a @ varies_b.mT
     divergence = _divergences(a[:, pairs], b[:, pairs])
-    used = words.where(words > 1, 0).double()
+    used = words[words > 1].double()
     return AttentionSums(
-        distance=_distances(a, b).view(shape),
-        correlation=(units_a @ units_b.mT).view(shape),
-        correlated=(varies_a @ varies_b.mT).view(shape),
+        distance=distance.view(shape),
+        correlation=correlation.view(shape),
+        correlated=correlated.view(shape),
         divergence=divergence.view(shape),
-        texts=(used > 0).sum().double(),
+        texts=torch.ones_like(used).sum(),
         words=used.sum(),
     )
 
@@ -181,9 +184,9 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
     folded = torch.stack(blocks)
 
     mass = folded.sum(-1)
-    if not (mass[..., real] > 0).all():
-        wrong = (mass > 0) != real
-        block, head, text, place = wrong.nonzero()[0].tolist()
+    wrong = ((mass > 0) != real).nonzero()
+    if len(wrong):
+        block, head, text, place = wrong[0].tolist()
         raise UserError(
             f"Expected every head to leave some attention on words, but head {head + 1} of block {block + 1} puts "
             f"all that word {place} of text {text} of the batch has on other tokens, or it is NaN: there is no "
@@ -199,7 +202,9 @@ def _members(word: Tensor, words: Tensor) -> Tensor:
     numbers = torch.arange(width, device=word.device)
     member = word[:, :, None] == numbers
     beyond = word >= words[:, None]
-    if not torch.equal(member.any(1), _real(words, width)) or beyond.any():
+    found = member.any(1)
+    complete = torch.equal(found, _real(words, width))
+    if beyond.any() or not complete:
         raise UserError(
             "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
             "but got a word without one, or a number beyond. Give words that a model cuts off, or that one "
@@ -254,9 +259,10 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
     total = a.new_zeros(len(a), len(b))
     a = a.flatten(2).transpose(0, 1)  # (B, K, W²)
     b = b.flatten(2).transpose(0, 1)
-    for texts in _slices(len(a), BUDGET // total.numel()):
-        distances = _squared_distances(a[texts], b[texts]).sqrt()
-        total += distances.sum(0)
+    at_once = BUDGET // total.numel()
+    for texts in _slices(len(a), at_once):
+        squared = _squared_distances(a[texts], b[texts])
+        total += squared.sqrt().sum(0)
     return total
 
 
@@ -272,7 +278,8 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     squared = torch.baddbmm(norms, x, y.mT, alpha=-2)
 
     close = (squared < CLOSE * norms).nonzero()
-    for part in _slices(len(close), BUDGET // a.shape[2]):
+    at_once = BUDGET // a.shape[2]
+    for part in _slices(len(close), at_once):
         text, i, j = close[part].unbind(1)
         difference = a[text, i] - b[text, j]
         squared[text, i, j] = difference.square().sum(1)
@@ -304,12 +311,15 @@ def _divergences(a: Tensor, b: Tensor) -> Tensor:
     a = a / 2
     b = b / 2
     mixed = torch.zeros_like(own)
-    for entries in _slices(a.shape[1], BUDGET // len(b)):
+    at_once = BUDGET // len(b)
+    for entries in _slices(a.shape[1], at_once):
         part_a = a[:, entries]
         part_b = b[:, entries]
-        for heads in _slices(len(a), BUDGET // part_b.numel()):
+        heads_at_once = BUDGET // part_b.numel()
+        for heads in _slices(len(a), heads_at_once):
             mixture = part_a[heads, None] + part_b
-            mixed[heads] += torch.special.entr(mixture).sum(2)
+            entropy = torch.special.entr(mixture)
+            mixed[heads] += entropy.sum(2)
     return mixed - own / 2
 
 
@@ -325,8 +335,10 @@ def _check(name: str, weights: Tensor, words: Tensor) -> None:
     real = _real(words, weights.shape[-1])
     excess = weights.sum(-1) - real.double()
     beyond = weights * ~real[:, None, :]
-    fine = (weights >= 0).all() & (excess.abs() < 1e-6).all()
-    if not (fine & (beyond == 0).all()):
+    positive = (weights >= 0).all()
+    whole = (excess.abs() < 1e-6).all()
+    alone = (beyond == 0).all()
+    if not (positive and whole and alone):
         raise UserError(
             f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
             "got others. Convert the weights of the model with aligners.similarity.functional.attention.fold first."

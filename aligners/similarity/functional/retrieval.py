@@ -19,17 +19,20 @@ AT_ONCE = 2**22  # cosines that are held at a time
 
 def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     """Find equal rows of y (N, d): the first row of each of C sets, (C,), and the set of every row, (N,)."""
+    n, d = y.shape
     draw = torch.Generator().manual_seed(0)
-    direction = torch.randn(y.shape[1], generator=draw, dtype=torch.float64)
+    direction = torch.randn(d, generator=draw, dtype=torch.float64)
     products = y.double() @ direction.to(y.device)
     order = products.argsort(stable=True)  # equal rows become neighbours
-    apart = _differ(y[order[1:]], y[order[:-1]])
+    above = order[1:]
+    below = order[:-1]
+    apart = _differ(y[above], y[below])
 
     sets = torch.zeros_like(order)
-    sets[order[1:]] = apart.cumsum(0)
+    sets[above] = apart.cumsum(0)
     count = 1 + int(apart.sum())
-    every = torch.arange(len(y), device=y.device)
-    first = every.new_full((count,), len(y))
+    every = torch.arange(n, device=y.device)
+    first = every.new_full((count,), n)
     first = first.scatter_reduce(0, sets, every, "amin")
     return first, sets
 
@@ -72,10 +75,11 @@ def retrieval_scores(
     # the many in float32, which is as exact and takes half the time; what is mapped may be too large for it
     candidates = normalize(candidates.float(), dim=-1)
     queries = normalize(mapped.double(), dim=-1)
-    scores = []
     step = max(1, AT_ONCE // len(first))
+    parts = queries.float().split(step)
     partners = own[: len(mapped)].split(step)
-    for rows, partner in zip(queries.float().split(step), partners, strict=True):
+    scores = []
+    for rows, partner in zip(parts, partners, strict=True):
         cosines = rows @ candidates.T
         right = cosines.gather(1, partner[:, None])
         nearer = _counted(cosines > right + TIE)
@@ -98,5 +102,5 @@ def _scores(before: Tensor, tied: Tensor) -> Tensor:
     # Σ 1/place over the places that are shared
     last = torch.digamma(before + tied + 1)
     places = last - torch.digamma(before + 1)
-    tops = torch.stack([top_1, top_10]).clamp(0, 1)
-    return torch.vstack([tops, places / tied])
+    scores = torch.stack([top_1, top_10, places / tied])
+    return scores.clamp(0, 1)

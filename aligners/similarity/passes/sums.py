@@ -167,8 +167,9 @@ class TileSums:
         states_y = y["moments"]
         if self.moments is not None:
             _add(self.moments, states_x, states_y, self.products)
-        for (a, b), grids in self.matched.items():
-            _add(grids[group], states_x[a : a + 1], states_y[b : b + 1])
+        for pair, grids in self.matched.items():
+            a, b = _slices(pair)
+            _add(grids[group], states_x[a], states_y[b])
 
         if self.groups == 1:
             group = 0
@@ -190,7 +191,9 @@ class TileSums:
         for budget, draw in draws.items():
             self.texts[budget] = draw.text
         for family, (a, b), grid in self._grids():
-            grid.cross.move_(grid.x, grid.y, x[family][a], y[family][b])
+            mean_x = x[family][a]
+            mean_y = y[family][b]
+            grid.cross.move_(grid.x, grid.y, mean_x, mean_y)
             for value in grid.cross:
                 summed(value, owner)
         for family, parts in self.parts.items():  # in the same order on all ranks
@@ -238,8 +241,9 @@ class TileSums:
         x, y, text = self._sample(budget)
         group = text % self.groups
         sizes = group.bincount(minlength=self.groups).tolist()
-        parts = x.split(sizes, 1), y.split(sizes, 1), text.split(sizes)
-        return list(map(Sample, *parts))
+        xs = x.split(sizes, 1)
+        ys = y.split(sizes, 1)
+        return list(map(Sample, xs, ys, text.split(sizes)))
 
     def _grid(
         self, family: Family, place: int, pair: tuple[int, int] | None = None
