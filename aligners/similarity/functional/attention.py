@@ -134,10 +134,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     a = a.double().flatten(0, 1)
     b = b.double().flatten(0, 1)
     distance = _distances(a, b)
-    units_a, varies_a = _standardised(a, seen)
-    units_b, varies_b = _standardised(b, seen)
-    correlation = units_a @ units_b.mT
-    correlated = varies_a @ varies_b.mT
+    correlation, correlated = _correlations(a, b, seen)
     divergence = _divergences(a[:, pairs], b[:, pairs])
     used = words[words > 1].double()
     return AttentionSums(
@@ -284,6 +281,13 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
         difference = a[text, i] - b[text, j]
         squared[text, i, j] = difference.square().sum(1)
     return squared
+
+
+def _correlations(a: Tensor, b: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ r over words and their number, where neither head spreads evenly, for (K_x, B, W, W) and (K_y, B, W, W)."""
+    units_a, varies_a = _standardised(a, pairs)
+    units_b, varies_b = _standardised(b, pairs)
+    return units_a @ units_b.mT, varies_a @ varies_b.mT
 
 
 def _standardised(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:

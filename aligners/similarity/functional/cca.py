@@ -299,8 +299,8 @@ def _decomposed(
     c = int(rank.max())
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
-        x, y = white_x.of(i), white_y.of(some)
-        variables = canonical(x, y, xy, directions=directions)
+        both = white_x.of(i), white_y.of(some)
+        variables = canonical(*both, xy, directions=directions)
         rho = variables.rho
         if held_out is not None:
             rho = _held_out_rho(variables, held_out, i, some)

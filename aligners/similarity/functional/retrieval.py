@@ -64,9 +64,7 @@ def retrieval_scores(
         sets: `distinct_rows(y)`, where it is known.
         centred: subtract the mean of y from both first.
     """
-    if sets is None:
-        sets = distinct_rows(y)
-    first, own = sets
+    first, own = sets or distinct_rows(y)
     candidates = y[first]
     if centred:
         shift = y.double().mean(0)

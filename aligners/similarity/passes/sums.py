@@ -127,7 +127,7 @@ class TileSums:
         settings: Settings,
     ) -> None:
         self.x, self.y = sides
-        self.groups = groups = stream.groups_of(tile.pair)
+        self.groups = stream.groups_of(tile.pair)
         self.products = settings.products
         self.texts: dict[int, Tensor] = {}
         self._contents: dict[tuple[Family, int], Any] = {}
@@ -138,28 +138,36 @@ class TileSums:
         self.moments: GridSums | None = None
         self.matched: dict[tuple[int, int], list[GridSums]] = {}
         if "moments" in families:
-            self.moments = self._grid("moments", 0)
-            if groups > 1:
+            self.moments = self._nothing("moments")
+            if self.groups > 1:
                 for pair in settings.matching(tile):
-                    grids = [self._grid("moments", 1 + g, pair) for g in range(groups)]
-                    self.matched[pair] = grids
+                    self.matched[pair] = self._of_groups("moments", pair)
         self.parts: dict[Family, list[Any]] = {}
         for family in ("batches", "heads", "head_moments"):
             if family in families:
-                parts = [self._part(family, group) for group in range(groups)]
-                self.parts[family] = parts
+                self.parts[family] = self._of_groups(family)
 
-    def _part(self, family: Family, group: int) -> HSIC | AttentionSums | GridSums:
-        """What is kept of one group of texts, of no texts yet."""
+    def _of_groups(self, family: Family, *pair: tuple[int, int]) -> list[Any]:
+        """What is kept of each group; where there are several, a side keeps them after all texts."""
+        first = int(self.groups > 1)
+        places = range(first, first + self.groups)
+        return [self._nothing(family, place, *pair) for place in places]
+
+    def _nothing(
+        self, family: Family, place: int = 0, pair: tuple[int, int] | None = None
+    ) -> Any:
+        """What is kept of no texts; sums within the models are views of what these keep."""
         x, y = self.x.shape, self.y.shape
+        device = self.x.device
         if family == "batches":
-            return HSIC.zeros(x.layers, y.layers, self.x.device)
+            return HSIC.zeros(x.layers, y.layers, device)
         if family == "heads":
-            blocks = (x.blocks, x.heads, y.blocks, y.heads)
-            return AttentionSums.zeros(*blocks, self.x.device)
-        if self.groups == 1:
-            return self._grid(family, 0)
-        return self._grid(family, 1 + group)
+            return AttentionSums.zeros(x.blocks, x.heads, y.blocks, y.heads, device)
+        a, b = _slices(pair)
+        side_x = self.x.moments[family][place].of(a)
+        side_y = self.y.moments[family][place].of(b)
+        cross = CrossSums.zeros(side_x, side_y)
+        return GridSums(side_x, side_y, cross)
 
     def update(self, x: Given, y: Given, group: int) -> None:
         """Add a batch whose texts belong to one group, which the two sides have already."""
@@ -244,16 +252,6 @@ class TileSums:
         xs = x.split(sizes, 1)
         ys = y.split(sizes, 1)
         return list(map(Sample, xs, ys, text.split(sizes)))
-
-    def _grid(
-        self, family: Family, place: int, pair: tuple[int, int] | None = None
-    ) -> GridSums:
-        """Sums of no rows, of which those within the models are views of what these keep."""
-        a, b = _slices(pair)
-        x = self.x.moments[family][place].of(a)
-        y = self.y.moments[family][place].of(b)
-        cross = CrossSums.zeros(x, y)
-        return GridSums(x, y, cross)
 
     def _grids(self) -> Iterator[tuple[Family, tuple[slice, slice], GridSums]]:
         """All sums between the models about the shifts of these, with the layers of X and of Y that they are of."""
