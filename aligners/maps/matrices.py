@@ -78,6 +78,6 @@ def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
     if banks[0].device.type != "cpu":
         return function(*banks)
     lead = banks[0].shape[:-2]
-    flat = [bank.flatten(0, -3) for bank in banks]
+    flat = [bank.reshape(-1, *bank.shape[-2:]) for bank in banks]
     results = torch.stack(list(map(function, *flat)))
     return results.reshape(*lead, *results.shape[1:])
