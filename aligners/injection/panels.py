@@ -109,12 +109,12 @@ def text_errors(
         "cosine": per_text_sums(cosine, rows),
     }
     if inverse is None:
-        errors["back"] = errors["gap"] = torch.full_like(errors["squares"], torch.nan)
-        return errors
+        nothing = torch.full_like(errors["squares"], torch.nan)
+        return {**errors, "back": nothing, "gap": nothing}
     back = squared_errors(inverse(target), source)
     gap = (inverse(mapped) - source).abs_().amax(-1)
-    back.nan_to_num_(torch.inf, torch.inf)
-    gap.nan_to_num_(torch.inf, torch.inf)
+    for values in (back, gap):
+        values.nan_to_num_(torch.inf, torch.inf)
     errors["back"] = per_text_sums(back, rows)
     errors["gap"] = _per_text_largest(gap, rows)
     return errors
@@ -136,7 +136,8 @@ def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
         seed: of the resampling of texts.
     """
     sums = {name: values.sum(-1) for name, values in table.items()}
-    worst, largest = table["gap"].amax(-1), table["largest"].amax(-1)
+    worst = table["gap"].amax(-1)
+    largest = table["largest"].amax(-1)
     columns = {
         "mse": sums["squares"] / (rows * width),
         "l2": sums["norm"] / rows,
@@ -227,14 +228,18 @@ class Panel(nn.Module):
         aligners = [method.aligner for method in self.methods if method.aligner]
         self.owned = nn.ModuleList(aligners)
         self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), after `rows`
+        self.far_errors = nn.ModuleList()
+        if self.mean_target is not None:
+            for _ in self.methods:
+                self.far_errors.append(FarErrors(self.mean_target))
         self._make_tables(others)
 
     def _make_tables(self, others: int) -> None:
         """What is summed up over the batches."""
-        scored: list[str] = []
+        scored = []
         if self.mean_target is not None:
             scored += ERRORS
-        self.answers: list[str] = []  # what needs no site, as often as it is drawn
+        self.answers = list[str]()  # what needs no site, as often as it is drawn
         if self.behaviour is not None:
             scored += self.behaviour.scored
             for name in self.behaviour.whole:
@@ -246,7 +251,6 @@ class Panel(nn.Module):
         self.lengths = TextScores(COUNTED, 1, 1, self.texts)
         self.elsewhere = TextScores(SQUARES, count, sites, others)
         self.fitting = UnitMeans((count + 1) * sites)
-        self.far_errors = nn.ModuleList()
 
     def update(
         self, read: PanelBatch, natives: Natives, each: EachMethod = iter
@@ -300,7 +304,9 @@ class Panel(nn.Module):
         mapped = method.map(read.source, read.batch)
         sums = dict(totals)
         if read.target is not None and totals:
-            inverse = None if self.mean_source is None else method.inverse
+            inverse = method.inverse
+            if self.mean_source is None:
+                inverse = None
             rows = read.batch.rows
             sums |= text_errors(rows, read.source, read.target, mapped, inverse)
         if self.behaviour is None or read.task is None:
@@ -309,16 +315,13 @@ class Panel(nn.Module):
         if read.injected is not None:
             mapped = method.map(read.injected, read.task)
         if read.own is not None and read.beside is not None:
-            mapped = _own_where_far(mapped, read.own, read.beside.batch.rows.far)
+            far = read.beside.batch.rows.far
+            mapped = _own_where_far(mapped, read.own, far)
         native = natives[self.route.target]
         return sums | self.behaviour.injected(read.task, mapped, native)
 
     def _update_beside(self, read: PanelBatch) -> None:
         """Add the errors on the rows that stand beside those that count."""
-        if not self.far_errors:
-            mean = cast(Tensor, self.mean_target)
-            for _ in self.methods:
-                self.far_errors.append(FarErrors(mean).to(mean.device))
         target = cast(Tensor, read.target)
         for method, errors in zip(self.methods, self.far_errors, strict=True):
             mapped = method.map(read.source, read.batch)
@@ -436,17 +439,22 @@ class Panel(nn.Module):
             figures = interval(other["squares"], other["total"], seed=self.seed)
             columns |= named("fvu_other", figures)
         if self.fitting.update_called:
-            means = self.fitting.compute().cpu()
-            means = means.view(-1, len(self.route.pairs))
-            squares, total = means[:-1], means[-1]
-            columns["mse_fit"] = squares / width
-            columns["fvu_fit"] = squares / total
-            columns["relative_error_fit"] = columns["fvu_fit"].sqrt()
+            columns |= self._fitting_columns(width)
         far = None
-        if self.far_errors:
-            each = cast(Iterable[FarErrors], self.far_errors)
+        each = cast(Sequence[FarErrors], self.far_errors)
+        if each[0].update_called:
             far = torch.stack([errors.compute() for errors in each])
         return columns | far_columns(self.far_rows, far, columns["fvu"])
+
+    def _fitting_columns(self, width: int) -> Columns:
+        """The columns of the fitting rows."""
+        sites = len(self.route.pairs)
+        means = self.fitting.compute().cpu()
+        squares = means[:-sites].view(-1, sites)
+        total = means[-sites:]
+        fvu = squares / total
+        figures = squares / width, fvu, fvu.sqrt()
+        return dict(zip(FITTING, figures, strict=True))
 
     def _retrieval(self, quiet: bool) -> Columns:
         """The columns of retrieval, each (methods, S); NaN of a floor that is no map."""
@@ -454,9 +462,8 @@ class Panel(nn.Module):
             return {}
         drawn = self.retrieval.end()
         shape = len(self.methods), len(self.route.pairs)
-        columns: Columns = {}
-        for name in RETRIEVAL_COLUMNS:
-            columns[name] = torch.full(shape, torch.nan, dtype=torch.float64)
+        nothing = torch.full(shape, torch.nan, dtype=torch.float64)
+        columns = {name: nothing.clone() for name in RETRIEVAL_COLUMNS}
         methods = track(self.methods, "Retrieval", disable=quiet)
         for place, method in enumerate(methods):
             if method.aligner is None:

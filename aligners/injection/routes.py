@@ -157,9 +157,9 @@ def check_routes(
                 f"Expected weights that gradients can pass through, but {target.name} is quantised "
                 f"({target.quantised}). Load it unquantised; `data.dtype` 'bfloat16' halves its memory."
             )
-        tasks[target.task] = target.name
+        tasks[target.task] = f"{target.name}: {target.task}"
     if len(tasks) > 1:
-        listed = ", ".join([f"{name}: {task}" for task, name in tasks.items()])
+        listed = ", ".join(tasks.values())
         raise UserError(
             f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot be compared: "
             "stitch them in runs of their own, with `routes` 'forward'."

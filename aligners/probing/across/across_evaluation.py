@@ -20,8 +20,8 @@ from aligners.injection.methods import (
     CLOSED_FORMS,
     Method,
     build_floors,
+    first_moments,
     route_methods,
-    stored_kind,
 )
 from aligners.injection.routes import InjectedTask, paired_routes
 from aligners.injection.scoring.scores import ScoredTask, resampled_columns
@@ -33,7 +33,6 @@ from aligners.probing.probes import STRUCTURAL
 from aligners.probing.probing_tasks import Measures, ProbeTraining, Row, Task, ended
 from aligners.probing.word_states import check_annotated, check_room, make_task
 from aligners.progress import hidden, track
-from aligners.similarity.algebra.moments import Moments
 
 NATIVE_X, NATIVE_Y = "native_x", "native_y"  # scores on the models' own states
 MEAN = "mean"  # the floor: what a probe answers where all states are equal
@@ -247,12 +246,7 @@ class ProbesAcrossMaps(Evaluation):
         check_known(CLOSED_FORMS, closed_form=closed_form)
         check_range(least=1, tasks=len(tasks), draws=draws, **self.sizes)
         check_range(least=0, dimensions=dimensions)
-        with_moments = [one for one in stored if one.moments is not None]
-        if not with_moments:
-            raise UserError(
-                "Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs."
-            )
-        self.measured_on = with_moments[0]
+        first_moments(stored)  # which the mean needs
         self.stored = list(stored)
         self.closed_form = list(closed_form)
         self.tasks = list(dict.fromkeys(tasks))
@@ -306,13 +300,12 @@ class ProbesAcrossMaps(Evaluation):
 
     def _floors(self) -> list[Method]:
         """Floors that are maps, by the moments of the first checkpoint that has some."""
-        kind = str(stored_kind(self.measured_on))
-        moments = cast(Moments, self.measured_on.moments)
+        kind, moments = first_moments(self.stored)
         floors = []
         for floor in build_floors(self.route, moments, self.seed):
             if floor.aligner is None:
                 continue
-            about = {**floor.about, "fitted_on": kind}
+            about = {**floor.about, "fitted_on": str(kind)}
             floors.append(floor._replace(about=about))
         return floors
 
