@@ -58,7 +58,8 @@ class FinetuningRecipe:
     def __post_init__(self) -> None:
         check_range(above=0, learning_rate=self.learning_rate, epsilon=self.epsilon)
         check_range(least=0, weight_decay=self.weight_decay)
-        if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
+        is_share = isinstance(self.warmup, float)
+        if self.warmup < 0 or (is_share and self.warmup >= 1):
             raise UserError(
                 f"Expected `warmup` to be a whole number of steps, or a share of them in [0, 1), but got {self.warmup}."
             )
@@ -79,10 +80,10 @@ class FinetuningRecipe:
 
 
 class Finetuning(KnownLength):
-    """Trains a classifier with dropout and measures it; a regression head trains on squared errors.
+    """Trains a classifier with dropout and measures it; or a regression head, on squared errors; or a `task`.
 
-    Likewise a head that answers every token. Where the Trainer says nothing else, training takes 3 epochs, and
-    gradients are clipped to a norm of 1 (`gradient_clip_val=0` turns that off).
+    By default, training takes 3 epochs, and gradients are clipped to a norm of 1. The Trainer's `max_epochs` and
+    `gradient_clip_val` change that; `gradient_clip_val=0` turns clipping off.
 
     Validation accuracy and all test figures are exact for any number of ranks. Training depends on their number: every
     rank draws its own dropout.
@@ -96,9 +97,8 @@ class Finetuning(KnownLength):
         task: of a head that answers every token; None: a classifier.
 
     Attributes:
-        about: what is kept in a checkpoint to tell the run by, as plain values.
-        validation_accuracy: after the last validation; None where numbers are predicted; of a `task` the mean score of
-            a text.
+        about: what identifies the run in a checkpoint, as plain values.
+        validation_accuracy: after the last validation; of a `task`, the mean score of a text; None for numbers.
         scores: after a test, quantity -> (1, 1, n), a value for each held-out text: correct, loss, and answer, a class
             or a number; of a `task` its counts.
     """
@@ -127,15 +127,13 @@ class Finetuning(KnownLength):
         self.scores: dict[str, Tensor] = {}
         self._caller = Caller(model)
         self._check = FiniteCheck()
-        self._random: list[Tensor] | None = (
-            None  # states that the next batch begins with
-        )
+        # states of random numbers that the next batch begins with
+        self._random: list[Tensor] | None = None
 
     def logits(self, batch: TextBatch) -> Tensor:
         """Return the logits, (B, C) float32; (B, T, C) of a head that answers every token; (Q, A) of choices."""
-        return among_answers(
-            self._caller.logits(batch.inputs[self.place]).float(), batch.answers
-        )
+        logits = self._caller.logits(batch.inputs[self.place])
+        return among_answers(logits.float(), batch.answers)
 
     # ------------------------------------------------------------------ training
 
@@ -188,10 +186,9 @@ class Finetuning(KnownLength):
         """The loss of each text to fit on, (B,)."""
         logits = self.logits(batch)
         if self.task is not None:
-            return self.task.losses(self.model, logits, batch, "fit")
-        return unit_losses(
-            logits[None], classification_targets(cast(Tensor, batch.labels))
-        )[0]
+            return self.task.losses(logits, batch, "fit")
+        targets = classification_targets(cast(Tensor, batch.labels))
+        return unit_losses(logits[None], targets)[0]
 
     def on_train_epoch_end(self) -> None:
         """Check the loss of the last batch, too."""
@@ -200,7 +197,7 @@ class Finetuning(KnownLength):
     # ------------------------------------------------------------------ checkpoints
 
     def has_begun(self) -> bool:
-        """Whether a run that is stopped now has anything to go on from."""
+        """Whether a run that is stopped now leaves anything to resume from."""
         return self.global_step > 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -208,10 +205,11 @@ class Finetuning(KnownLength):
         self._check.flush()
         every = []
         for state in self._random_states():
+            of_ranks = state[None]
             if self.trainer.world_size > 1:
-                every.append(cast(Tensor, self.all_gather(state.to(self.device))).cpu())
-            else:
-                every.append(state[None])
+                gathered = cast(Tensor, self.all_gather(state.to(self.device)))
+                of_ranks = gathered.cpu()
+            every.append(of_ranks)
         checkpoint[FINETUNING] = {
             "name": self.name,
             "about": self.about,
@@ -229,7 +227,7 @@ class Finetuning(KnownLength):
         return states
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take these back.
+        """Restore what `on_save_checkpoint` added.
 
         Raises:
             ValueError: the run had another number of ranks, each of which draws its own dropout.
@@ -262,10 +260,9 @@ class Finetuning(KnownLength):
         """What `scores` has of each text of a batch, (B,)."""
         logits = self.logits(batch)
         if self.task is not None:
-            return self.task.measures(self.model, logits, batch, split)
-        return unit_answers(
-            logits, classification_targets(cast(Tensor, batch.labels))
-        )._asdict()
+            return self.task.measures(logits, batch, split)
+        targets = classification_targets(cast(Tensor, batch.labels))
+        return unit_answers(logits, targets)._asdict()
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
@@ -278,9 +275,9 @@ class Finetuning(KnownLength):
     def on_test_start(self) -> None:
         """Make a table for the held-out texts."""
         texts = len(stream_of(self.trainer, ModelTexts).split("test"))
-        quantities = (
-            ["correct", "loss", "answer"] if self.task is None else list(COUNTS)
-        )
+        quantities = ["correct", "loss", "answer"]
+        if self.task is not None:
+            quantities = list(COUNTS)
         self._table = TextScores(quantities, 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
@@ -323,9 +320,9 @@ def optimisation(
         raise UserError(
             "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
         )
-    factor = schedule_factor(
-        recipe.schedule, int(steps), recipe.warmup_share(int(steps))
-    )
+    steps = int(steps)
+    warmup = recipe.warmup_share(steps)
+    factor = schedule_factor(recipe.schedule, steps, warmup)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     return {
         "optimizer": optimizer,
@@ -345,7 +342,8 @@ def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Ten
         (S,) sums over this rank's texts, divided by the mean number of texts of a rank.
     """
     texts = mean_count(module.trainer, len(labels), logits.device)
-    return unit_losses(logits, classification_targets(labels)).sum(-1) / texts
+    losses = unit_losses(logits, classification_targets(labels))
+    return losses.sum(-1) / texts
 
 
 def measured_columns(
@@ -359,7 +357,8 @@ def measured_columns(
         labels: (n,).
         seed: of the resampling.
     """
-    found = named("accuracy", interval(scores["correct"].mean(0), seed=seed))
+    accuracy = interval(scores["correct"].mean(0), seed=seed)
+    found = named("accuracy", accuracy)
     found["loss"] = scores["loss"].mean(0).mean(-1)
     scored = resampled_scores(score, scores["answer"], labels, seed=seed).mean(0)
     return found | named("score", with_interval(scored))

@@ -1,9 +1,10 @@
-"""Trains and measures one classifier of a run, in each variant: the blocks that are frozen or left out."""
+"""Trains and measures the classifiers of a run, in variants: blocks are frozen or left out."""
 
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -54,7 +55,7 @@ class Variant:
         return f"{self.kind}-{self.count}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise what `apply` would raise, before anything is changed.
+        """Raise what `apply` would raise, before anything changes.
 
         Raises:
             ValueError: the model has fewer blocks, or they are shared.
@@ -76,11 +77,11 @@ class Variant:
 
 
 def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
-    """Parse variants, each of which is returned once, in the order in which they are written.
+    """Parse variants; each is returned once, in the order in which they are written.
 
     Args:
         written: `none`, `bottom:4`, `top:4`, `layers:3`; or `bottom:all` for none and 0..L (Merchant et al., Figure 3),
-            `top:all` for none and 1..L, `layers:all` for 1..L, of which L is the whole model (Figure 4).
+            `top:all` for none and 1..L, `layers:all` for 1..L, where L is the whole model (Figure 4).
         depth: L.
 
     Raises:
@@ -89,9 +90,10 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
     variants: list[Variant] = []
     for entry in written:
         kind, _, count = entry.strip().partition(":")
+        is_count = count == "all" or count.isdigit()
         if entry.strip() == NONE:
             variants.append(Variant())
-        elif kind in get_args(KeptLayers) and (count == "all" or count.isdigit()):
+        elif kind in get_args(KeptLayers) and is_count:
             variants += _variants(cast(KeptLayers, kind), count, depth)
         else:
             raise UserError(
@@ -108,11 +110,12 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
 def _variants(kind: KeptLayers, count: str, depth: int) -> list[Variant]:
     if count != "all":
         return [Variant(kind, int(count))]
-    first = 0 if kind == "bottom" else 1
-    every = [Variant(kind, number) for number in range(first, depth + 1)]
-    if kind == "layers":
-        return every
-    return [Variant(), *every]
+    every = [Variant(kind, number) for number in range(1, depth + 1)]
+    if kind == "bottom":
+        every.insert(0, Variant(kind, 0))
+    if kind != "layers":
+        every.insert(0, Variant())
+    return every
 
 
 FINISHED = "finetuned.json"
@@ -144,6 +147,16 @@ class Job:
         """Name for logs: the path below the run's folder."""
         return self.folder.as_posix()
 
+    def columns(self) -> Row:
+        """What a report says of it."""
+        return {
+            "base": self.base,
+            "variant": self.variant.name,
+            "kind": self.variant.kind,
+            "count": self.variant.count,
+            "seed": self.seed,
+        }
+
 
 def train(
     job: Job,
@@ -161,7 +174,7 @@ def train(
         recipe: how it is trained.
         score: the task's score.
         trainer: a Trainer that only this classifier uses.
-        folder: the run's folder, where an interrupted training has left its last.ckpt.
+        folder: the run's folder; an interrupted training has left its last.ckpt here.
 
     Returns:
         Its figures, a row of the report.
@@ -170,105 +183,123 @@ def train(
         ValueError: last.ckpt is of this classifier, but of other weights, texts or options, or cannot be read.
     """
     data.order = job.seed  # of the training texts
-    task = token_task(data, job.place)
-    model, tokenizer = _classifier(job, data, task)
-    module = Finetuning(
-        model, recipe, name=job.name, place=job.place, seed=job.seed, task=task
-    )
-    about = identity(data, **asdict(recipe))
-    fingerprint = data.frozen[job.place].fingerprint
-    module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
+    module, tokenizer = _module(job, data, recipe)
+    model = module.model
+    frozen = data.frozen[job.place]
+    base = {"base": job.base, "base_fingerprint": frozen.fingerprint}
+    about = {ABOUT: identity(data, **asdict(recipe))}
+    module.about = base | about
 
-    last = _goes_on_from(folder / LAST, module)
-    after = f", from {last}" if last else ""
+    took = _fit_and_test(module, job, data, trainer, folder)
+    row: Row = {
+        **job.columns(),
+        "score_name": score,
+        **_measured(module, data, score),
+        **took,
+        "layers": frozen.depth,
+        **_sizes(model),
+        **base,
+        "folder": job.name,
+    }
+    if trainer.is_global_zero:
+        fitted = data.trained_on(job.base)
+        save_classifier(folder / job.folder, model, tokenizer, row | about, fitted)
+        remove(folder / LAST)
+    trainer.strategy.barrier()
+    return row
+
+
+def _fit_and_test(
+    module: Finetuning, job: Job, data: ModelTexts, trainer: pl.Trainer, folder: Path
+) -> Row:
+    """Train and test a classifier, and return its steps and seconds."""
+    last = _resumed_from(folder / LAST, module)
+    after = ""
+    if last is not None:
+        after = f", from {last}"
     rank_zero_only(print)(
         f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}{after}"
     )
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
-    seconds = round(time.perf_counter() - began, 1)
+    seconds = time.perf_counter() - began
     steps = trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
+    return {"steps": steps, "seconds": round(seconds, 1)}
 
-    weights = list(model.parameters())
-    row: Row = {
-        "base": job.base,
-        "variant": job.variant.name,
-        "kind": job.variant.kind,
-        "count": job.variant.count,
-        "seed": job.seed,
-        "score_name": score,
-        **_measured(module, data, score),
-        "validation_accuracy": module.validation_accuracy,
-        **{f"n_{split}": len(data.split(split)) for split in SPLITS[:2]},
-        "n_texts": module.scores["correct"].shape[-1],
-        "steps": steps,
-        "seconds": seconds,
-        "layers": data.frozen[job.place].depth,
-        "parameters": sum(weight.numel() for weight in weights),
-        "trained": sum(weight.numel() for weight in weights if weight.requires_grad),
-        "base_fingerprint": fingerprint,
-        "folder": job.name,
-    }
-    if trainer.is_global_zero:
-        fitted = data.trained_on(job.base)
-        save_classifier(
-            folder / job.folder, model, tokenizer, {**row, ABOUT: about}, fitted
-        )
-        remove(folder / LAST)
-    trainer.strategy.barrier()
-    return row
+
+def _sizes(model: PreTrainedModel) -> Row:
+    """How many parameters the model has, and how many of them train."""
+    parameters = trained = 0
+    for weight in model.parameters():
+        parameters += weight.numel()
+        if weight.requires_grad:
+            trained += weight.numel()
+    return {"parameters": parameters, "trained": trained}
+
+
+def _module(
+    job: Job, data: ModelTexts, recipe: FinetuningRecipe
+) -> tuple[Finetuning, PreTrainedTokenizerBase]:
+    """What trains the classifier, and its tokenizer."""
+    task = token_task(data, job.place)
+    model, tokenizer = _classifier(job, data, task)
+    module = Finetuning(
+        model, recipe, name=job.name, place=job.place, seed=job.seed, task=task
+    )
+    return module, tokenizer
 
 
 def _classifier(
     job: Job, data: ModelTexts, task: TokenTask | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train, with a new head, and its tokenizer."""
-    revision = data.named()[job.place][1]
+    _, revision = data.named()[job.place]
+    make = partial(data.classifier, job.base, seed=job.seed, revision=revision)
     if task is not None:
-        model, tokenizer = data.classifier(
-            job.base, task.outputs, job.seed, revision=revision, loader=task.loader
-        )
+        model, tokenizer = make(task.outputs, loader=task.loader)
         return task.finish(job.variant.apply(model)), tokenizer
-    names = data.texts.label_names if data.classes > 1 else None
-    model, tokenizer = data.classifier(
-        job.base, data.classes, job.seed, revision=revision, label_names=names
-    )
+    names = None
+    if data.classes > 1:
+        names = data.texts.label_names
+    model, tokenizer = make(data.classes, label_names=names)
     return job.variant.apply(model), tokenizer
 
 
-def _measured(module: Finetuning, data: ModelTexts, score: str) -> dict[str, Any]:
-    """The figures of a test, of which the loss is the last."""
+def _measured(module: Finetuning, data: ModelTexts, score: str) -> Row:
+    """The figures of a test, of which the loss is the last, and the numbers of texts."""
     if module.task is None:
         answers = data.answers("test")
-        columns = measured_columns(
-            cast(Score, score), module.scores, answers, data.seed
-        )
+        known = cast(Score, score)
+        columns = measured_columns(known, module.scores, answers, data.seed)
     else:
         columns = token_columns(module.scores, data.seed)
-    measured = {name: finite(value[0]) for name, value in columns.items()}
+    measured: Row = {name: finite(value[0]) for name, value in columns.items()}
     measured["loss"] = measured.pop("loss")
+    measured["validation_accuracy"] = module.validation_accuracy
+    for split in SPLITS[:2]:
+        measured[f"n_{split}"] = len(data.split(split))
+    measured["n_texts"] = module.scores["correct"].shape[-1]
     return measured
 
 
-def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
+def _resumed_from(last: Path, module: Finetuning) -> Path | None:
     """The checkpoint of an interrupted training, if there is one of this classifier."""
     if not last.is_file():
         return None
     try:
         check_sealed(last)
-        kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[
-            FINETUNING
-        ]
+        content = torch.load(last, map_location="meta", weights_only=True, mmap=True)
+        kept = content[FINETUNING]
     except Exception as error:  # reading any other file can raise anything
         raise UserError(
-            f"{last} is not a checkpoint of a fine-tuning, or is damaged. Remove it."
+            f"{last} is not a fine-tuning checkpoint, or is damaged. Remove it."
         ) from error
     if kept["name"] != module.name:
         return None
     fingerprint = module.about["base_fingerprint"]
     run = module.about[ABOUT]
-    _refuse_other(f"What is kept in {last}", kept["about"], fingerprint, run)
+    _refuse_other(f"The classifier in {last}", kept["about"], fingerprint, run)
     return last
 
 
@@ -349,4 +380,7 @@ def _refuse_other(
 
 def _named(models: Sequence[Identity], name: str) -> Identity | None:
     """The model of this name; None: there is none."""
-    return next((model for model in models if model["name"] == name), None)
+    for model in models:
+        if model["name"] == name:
+            return model
+    return None

@@ -1,9 +1,8 @@
 """What a model is fine-tuned for besides classes: spans that answer questions, and dependency trees."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +20,17 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import interval, named
 
-NOTHING = -100  # where there is no answer, which PyTorch's cross-entropy ignores
+NOTHING = -100  # where there is no answer; PyTorch's cross-entropy ignores it
 LONGEST = 30  # tokens of an answer, as in the code released with BERT
-ARC, RELATION, DROPOUT = 500, 100, 0.33  # Dozat and Manning 2017, Table 1
-COUNTS = (
-    "correct",
-    "loss",
-    "other",
-    "weight",
-)  # of each text: see `TokenTask.measures`
+# Widths and dropout of Dozat and Manning 2017, Table 1.
+ARC = 500
+RELATION = 100
+DROPOUT = 0.33
+COUNTS = ("correct", "loss", "other", "weight")  # see `TokenTask.measures`
+
+
+Measures = dict[str, Tensor]  # of texts, by name
+Rows = dict[str, list[Any]]  # of texts, by column
 
 
 class TokenTask(ABC):
@@ -63,25 +64,24 @@ class TokenTask(ABC):
             )
 
     def finish(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Add what the head of `loader` lacks."""
+        """Add what the head of `loader` lacks to the model that is trained, and remember it."""
         return model
 
     @abstractmethod
-    def losses(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> Tensor:
+    def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """The loss of each text, (B,), from the outputs of the head, (B, T, outputs)."""
 
     @abstractmethod
-    def measures(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> dict[str, Tensor]:
+    def measures(self, outputs: Tensor, batch: TextBatch, split: Split) -> Measures:
         """`COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
 
-    def _read(self, batch: TextBatch, split: Split) -> tuple[dict[str, list[Any]], Any]:
+    def _read(self, batch: TextBatch, split: Split) -> tuple[Rows, Any]:
         """The rows of a batch, and where their tokens lie, padded as the batch is."""
-        rows = getattr(self.data.texts, split)[list(batch.text_numbers)]
-        parts = [rows[name] for name in ("text", "text_pair") if name in rows]
+        texts = getattr(self.data.texts, split)
+        rows = texts[list(batch.text_numbers)]
+        parts = [rows["text"]]
+        if "text_pair" in rows:
+            parts.append(rows["text_pair"])
         tokens = self.tokenizer(
             *parts, truncation=True, max_length=self.data.max_length
         )
@@ -105,31 +105,32 @@ class Spans(TokenTask):
     loader = AutoModelForQuestionAnswering
     outputs = 2
 
-    def losses(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> Tensor:
+    def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """Cross-entropy of the first answer's ends, their mean; an answer that was cut off costs nothing."""
         rows, tokens = self._read(batch, split)
         ends = []
         for number, answers in enumerate(rows[ANSWERS]):
             start = answers["answer_start"][0]
             length = len(answers["text"][0])
+            end = start + max(0, length - 1)
             first = tokens.char_to_token(number, start, 1)
-            last = tokens.char_to_token(number, start + max(0, length - 1), 1)
-            cut_off = first is None or last is None
-            ends.append([NOTHING, NOTHING] if cut_off else [first, last])
-        padding = batch.inputs[self.place]["attention_mask"][..., None] == 0
-        logits = outputs.masked_fill(padding, torch.finfo(outputs.dtype).min)
+            last = tokens.char_to_token(number, end, 1)
+            if first is None or last is None:
+                first = last = NOTHING
+            ends.append([first, last])
+        mask = batch.inputs[self.place]["attention_mask"]
+        padding = mask[..., None] == 0
+        least = torch.finfo(outputs.dtype).min
+        logits = outputs.masked_fill(padding, least)
         true = torch.tensor(ends, device=outputs.device)
-        return nn.functional.cross_entropy(logits, true, reduction="none").mean(1)
+        losses = nn.functional.cross_entropy(logits, true, reduction="none")
+        return losses.mean(1)
 
-    def measures(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> dict[str, Tensor]:
+    def measures(self, outputs: Tensor, batch: TextBatch, split: Split) -> Measures:
         """As in `TokenTask`, of the most likely span of the passage."""
         rows, tokens = self._read(batch, split)
-        longest = outputs.shape[1]
         spans = self._spans(outputs, tokens)
+        longest = outputs.shape[1]
         scores = []
         for number, best in enumerate(spans.flatten(1).argmax(1).tolist()):
             first, last = divmod(best, longest)
@@ -137,32 +138,41 @@ class Spans(TokenTask):
             end = tokens.token_to_chars(number, last)
             given = ""
             if start is not None and end is not None:
-                given = rows["text_pair"][number][start.start : end.end]
-            right = squad(
-                [{"prediction_text": given, "id": ""}],
-                [{"answers": rows[ANSWERS][number], "id": ""}],
-            )
-            scores.append([float(right["f1"]) / 100, float(right["exact_match"]) / 100])
+                passage = rows["text_pair"][number]
+                given = passage[start.start : end.end]
+            scores.append(_squad_scores(given, rows[ANSWERS][number]))
         f1, exact = torch.tensor(scores, device=outputs.device).unbind(1)
-        losses = self.losses(model, outputs, batch, split)
         return {
             "correct": f1,
-            "loss": losses,
+            "loss": self.losses(outputs, batch, split),
             "other": exact,
             "weight": torch.ones_like(f1),
         }
 
     def _spans(self, outputs: Tensor, tokens: Any) -> Tensor:
         """Scores of all spans of the passages by first and last token, (B, T, T); -inf of those that cannot be."""
-        outside = []
-        for number in range(len(outputs)):
-            outside.append([part != 1 for part in tokens.sequence_ids(number)])
-        mask = torch.tensor(outside, device=outputs.device)[..., None]
-        start, end = outputs.masked_fill(mask, -torch.inf).unbind(-1)
-        longest = outputs.shape[1]
-        every = torch.ones(longest, longest, dtype=torch.bool, device=outputs.device)
-        short = every.triu().tril(LONGEST - 1)
-        return (start[:, :, None] + end[:, None]).masked_fill(~short, -torch.inf)
+        number, longest, _ = outputs.shape
+        parts = map(tokens.sequence_ids, range(number))  # 1: the passage
+        passage = torch.tensor([[part == 1 for part in ids] for ids in parts])
+        passage = passage.to(outputs.device)
+        start, end = outputs.unbind(-1)
+        start = start.where(passage, -torch.inf)
+        end = end.where(passage, -torch.inf)
+        scores = start[:, :, None] + end[:, None]
+
+        short = torch.ones(longest, longest, dtype=torch.bool)
+        short = short.triu().tril(LONGEST - 1)
+        return scores.where(short.to(outputs.device), -torch.inf)
+
+
+def _squad_scores(given: str, answers: Any) -> list[float]:
+    """F1 and exact match of an answer, against the best of those that are right."""
+    prediction = {"prediction_text": given, "id": ""}
+    target = {"answers": answers, "id": ""}
+    scores = squad([prediction], [target])
+    f1 = float(scores["f1"])
+    exact = float(scores["exact_match"])
+    return [f1 / 100, exact / 100]
 
 
 class Biaffine(nn.Module):
@@ -177,8 +187,10 @@ class Biaffine(nn.Module):
 
     def __init__(self, relations: int) -> None:
         super().__init__()
-        self.arc = nn.Parameter(torch.zeros(1, ARC + 1, ARC))
-        self.relation = nn.Parameter(torch.zeros(relations, RELATION + 1, RELATION + 1))
+        arc = torch.zeros(1, ARC + 1, ARC)
+        relation = torch.zeros(relations, RELATION + 1, RELATION + 1)
+        self.arc = nn.Parameter(arc)
+        self.relation = nn.Parameter(relation)
 
     def forward(self, features: Tensor) -> Tensor:
         """Features of words (B, W, 2 · 500 + 2 · 100) to scores of the arc from i to its head j, and of its relations.
@@ -188,17 +200,38 @@ class Biaffine(nn.Module):
         """
         hidden = nn.functional.leaky_relu(features, 0.1)
         hidden = nn.functional.dropout(hidden, DROPOUT, self.training)
-        word, head, of_word, of_head = hidden.split([ARC, ARC, RELATION, RELATION], -1)
-        arcs = torch.einsum("bid,rde,bje->bijr", _with_one(word), self.arc, head)
+        widths = [ARC, ARC, RELATION, RELATION]
+        word, head, of_word, of_head = hidden.split(widths, -1)
+        word = _with_one(word)
         of_word = _with_one(of_word)
         of_head = _with_one(of_head)
-        relations = torch.einsum("bid,rde,bje->bijr", of_word, self.relation, of_head)
+        arcs = _biaffine(word, self.arc, head)
+        relations = _biaffine(of_word, self.relation, of_head)
         return torch.cat([arcs, relations], -1)
+
+
+def _biaffine(words: Tensor, matrices: Tensor, heads: Tensor) -> Tensor:
+    """wᵀ M h for every word, every head and every matrix, (B, W, W, R)."""
+    return torch.einsum("bid,rde,bje->bijr", words, matrices, heads)
 
 
 def _with_one(states: Tensor) -> Tensor:
     """One more feature that is 1, so that a product with a matrix has an offset."""
     return nn.functional.pad(states, (0, 1), value=1.0)
+
+
+class TrueTrees(NamedTuple):
+    """The true trees of B sentences of up to W words.
+
+    Attributes:
+        heads: of each word, (B, W); -100 where there is none.
+        relations: of each word to its head, likewise.
+        read: whether the model has read the word and its head, (B, W) bool.
+    """
+
+    heads: Tensor
+    relations: Tensor
+    read: Tensor
 
 
 class Trees(TokenTask):
@@ -211,6 +244,7 @@ class Trees(TokenTask):
     score = "las"
     loader = AutoModelForTokenClassification
     outputs = 2 * (ARC + RELATION)
+    parser: nn.Module
 
     def __init__(self, data: ModelTexts, place: int) -> None:
         super().__init__(data, place)
@@ -221,66 +255,55 @@ class Trees(TokenTask):
 
     def finish(self, model: PreTrainedModel) -> PreTrainedModel:
         """Add the biaffine classifier, whose weights begin at zero."""
-        model.parser = Biaffine(len(self.names)).to(model.device)
+        parser = Biaffine(len(self.names))
+        model.parser = self.parser = parser.to(model.device)
         model.config.update({"relations": self.names})
         return model
 
-    def losses(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> Tensor:
+    def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """Cross-entropy of each word's head, and of its relation at the true head; mean over words."""
-        return self._losses(*self._scores(model, outputs, batch, split))
+        scores, true = self._scores(outputs, batch, split)
+        return tree_losses(scores, true)
 
-    def measures(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> dict[str, Tensor]:
+    def measures(self, outputs: Tensor, batch: TextBatch, split: Split) -> Measures:
         """As in `TokenTask`."""
-        scores, heads, relations, there = self._scores(model, outputs, batch, split)
-        given = scores[..., 0].argmax(-1)
-        right = (given == heads) & there
-        named = _at(scores[..., 1:], given).argmax(-1) == relations
+        scores, true = self._scores(outputs, batch, split)
+        heads = scores[..., 0].argmax(-1)
+        at_head = _at(scores[..., 1:], heads)
+        relations = at_head.argmax(-1)
+        right = (heads == true.heads) & true.read
+        both = right & (relations == true.relations)
+        words = true.heads != NOTHING
         return {
-            "loss": self._losses(scores, heads, relations, there),
-            "correct": (right & named).sum(1).float(),
+            "loss": tree_losses(scores, true),
+            "correct": both.sum(1).float(),
             "other": right.sum(1).float(),
-            "weight": (heads != NOTHING).sum(1).float(),
+            "weight": words.sum(1).float(),
         }
 
-    def _losses(
-        self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor
-    ) -> Tensor:
-        cross_entropy = partial(nn.functional.cross_entropy, reduction="none")
-        heads = heads.where(there, NOTHING)
-        relations = relations.where(there, NOTHING)
-        of_head = cross_entropy(scores[..., 0].mT, heads)
-        at_head = _at(scores[..., 1:], heads.clamp(min=0))
-        of_relation = cross_entropy(at_head.mT, relations)
-        words = (heads != NOTHING).sum(1).clamp(min=1)
-        return torch.stack([of_head, of_relation]).sum((0, 2)) / words
-
     def _scores(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> tuple[Tensor, ...]:
-        """Scores (B, W, W, 1 + R); heads and relations, -100 where there is none, and whether word and head were read.
-
-        The latter three are (B, W).
-        """
+        self, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> tuple[Tensor, TrueTrees]:
+        """Scores (B, W, W, 1 + R) of arcs and their relations, and what is true."""
         rows, tokens = self._read(batch, split)
-        first, heads, relations = self._true(rows, tokens).to(outputs.device)
-        words = outputs.gather(
-            1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1])
-        )
-        scores = cast(nn.Module, model.parser)(words).float()
-        arc = torch.arange(scores.shape[-1], device=first.device) == 0
-        read = first >= 0
-        unread_heads = ~read[:, None, :, None] & arc
-        scores = scores.masked_fill(unread_heads, torch.finfo(scores.dtype).min)
-        return scores, heads, relations, read & read.gather(1, heads.clamp(min=0))
+        true = self._true(rows, tokens).to(outputs.device)
+        first, heads, relations = true
+        at = first.clamp(min=0).unsqueeze(-1)
+        words = torch.take_along_dim(outputs, at, 1)
+        scores = self.parser(words).float()
 
-    def _true(self, rows: dict[str, list[Any]], tokens: Any) -> Tensor:
+        read = first >= 0
+        least = torch.finfo(scores.dtype).min
+        arcs = scores[..., :1]
+        arcs = arcs.where(read[:, None, :, None], least)
+        scores = torch.cat([arcs, scores[..., 1:]], -1)
+        head_read = read.gather(1, heads.clamp(min=0))
+        return scores, TrueTrees(heads, relations, read & head_read)
+
+    def _true(self, rows: Rows, tokens: Any) -> Tensor:
         """The first token, the head and the relation of each word, (3, B, W); -100 where there is none."""
         sentences = sentences_in(rows)
-        longest = max(len(sentence.words) for sentence in sentences)
+        longest = max([len(sentence.words) for sentence in sentences])
         found = torch.full((3, len(sentences), longest), NOTHING)
         first, heads, relations = found
         numbers = {name: number for number, name in enumerate(self.names)}
@@ -291,20 +314,40 @@ class Trees(TokenTask):
                 token = tokens.char_to_token(number, char)
                 if token is not None:
                     first[number, word] = token
-                relations[number, word] = numbers.get(named.get(word, ""), NOTHING)
+                relation = named.get(word, "")
+                relations[number, word] = numbers.get(relation, NOTHING)
                 char += len(string) + 1
             for word, head in enumerate(sentence.heads):
-                heads[number, word] = (
-                    head - 1 if head else word
-                )  # a root is its own head
+                # a root, whose head is 0, is its own head here
+                heads[number, word] = head - 1 if head else word
         return found
+
+
+def tree_losses(scores: Tensor, true: TrueTrees) -> Tensor:
+    """Cross-entropy of heads and of relations at the true heads, mean over the words of each sentence, (B,).
+
+    Args:
+        scores: of arcs and relations, (B, W, W, 1 + R).
+        true: the trees.
+    """
+    cross_entropy = partial(nn.functional.cross_entropy, reduction="none")
+    heads = true.heads.where(true.read, NOTHING)
+    relations = true.relations.where(true.read, NOTHING)
+    arcs = scores[..., 0]
+    of_head = cross_entropy(arcs.mT, heads)
+    at_head = _at(scores[..., 1:], heads.clamp(min=0))
+    of_relation = cross_entropy(at_head.mT, relations)
+    both = torch.stack([of_head, of_relation])
+    words = (heads != NOTHING).sum(1)
+    sums = both.sum((0, 2))
+    return sums / words.clamp(min=1)
 
 
 def _at(values: Tensor, heads: Tensor) -> Tensor:
     """values[b, i, heads[b, i]] for (B, W, W, R) and (B, W): (B, W, R)."""
-    return values.gather(2, heads[..., None, None].expand(-1, -1, 1, values.shape[-1]))[
-        :, :, 0
-    ]
+    at = heads[..., None, None]
+    found = torch.take_along_dim(values, at, 2)
+    return found.squeeze(2)
 
 
 def token_task(data: ModelTexts, place: int) -> TokenTask | None:
@@ -315,7 +358,7 @@ def token_task(data: ModelTexts, place: int) -> TokenTask | None:
     return kinds[data.targets](data, place)
 
 
-def token_columns(scores: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+def token_columns(scores: Measures, seed: int) -> Measures:
     """Score, accuracy and loss, with intervals over texts, each (1,).
 
     Args:
@@ -323,6 +366,8 @@ def token_columns(scores: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
         seed: of the resampling.
     """
     weight = scores["weight"][0]
-    columns = named("accuracy", interval(scores["other"][0], weight, seed=seed))
-    columns |= named("score", interval(scores["correct"][0], weight, seed=seed))
-    return {**columns, "loss": scores["loss"][0].mean(1)}
+    accuracy = interval(scores["other"][0], weight, seed=seed)
+    score = interval(scores["correct"][0], weight, seed=seed)
+    columns = named("accuracy", accuracy) | named("score", score)
+    columns["loss"] = scores["loss"][0].mean(1)
+    return columns

@@ -1,8 +1,9 @@
-"""The LightningModule that measures truncated and skipping classifiers: Phang et al. 2021, Figures 3 and 4."""
+"""The LightningModule that measures truncated classifiers and skipped layers: Phang et al. 2021, Figures 3 and 4."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, cast
 
 import torch
@@ -10,7 +11,12 @@ from torch import Tensor, nn
 
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
-from aligners.datamodules.task_targets import among_answers, classification_targets
+from aligners.datamodules.task_targets import (
+    Targets,
+    among_answers,
+    classification_targets,
+)
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, finite
 from aligners.finetuning.classifier_training import (
     EPOCHS,
@@ -35,6 +41,8 @@ from aligners.models.classifiers import head_parts, with_head
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 
+Row = dict[str, Any]
+Table = dict[str, Tensor]  # scores of a model by quantity
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
 QUANTITIES = ("correct", "loss", "answer")
@@ -75,7 +83,9 @@ def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
 
 def _truncations(kind: Kind, depth: int) -> list[Condition]:
     """A head at every site, above which all blocks are skipped."""
-    found = [Condition(kind, site, site + 1, depth) for site in range(depth)]
+    found = []
+    for site in range(depth):
+        found.append(Condition(kind, site, first=site + 1, last=depth))
     return [*found, Condition(kind, depth)]
 
 
@@ -83,12 +93,12 @@ class SurgeryEvaluation(Evaluation, KnownLength):
     """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
 
     All states of a batch come from one pass through each model, and none is kept for longer. Heads on fine-tuned models
-    start as the model's own head and continue its training (TUNED); those on base models start from the data module's
+    start as the model's own head and continue its training (TUNED). Those on base models start from the data module's
     seed (TUNEDORIG). Scores are kept text by text, so the figures are the same for any number of ranks.
 
     Args:
         recipe: how the heads are trained.
-        heads: whether heads are trained; if not, only what needs none is measured, and no base model.
+        heads: whether heads are trained; if not, only the conditions that need none are measured, and no base model.
         seed: for resampling the texts.
 
     Attributes:
@@ -120,19 +130,32 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             )
         device = self.trainer.strategy.root_device
         self.models: list[FrozenModel] = [model.to(device) for model in data.frozen]
-        tuned = self.models[: len(data.models)]
-        bases = self.models[len(data.models) :]
+        count = len(data.models)
+        tuned = self.models[:count]
+        bases = self.models[count:]
         self.is_base = [False] * len(tuned) + [True] * len(bases)
-        for model in self.models:
-            for split in ("fit", "test") if self.heads else ("test",):
-                check_labels(model, data.split(split).labels, data.text.source)
+        self._check_labels()
         self.matched = match_heads(data, tuned)
         self.asked = self.task = self._task(tuned[0])
         self.class_maps = [model.class_map for model in tuned]
-        self.class_maps += [one_after_another(tuned[0].class_map)] * len(bases)
-        if self.heads and not len(self.banks):
-            for model in self.models:
-                self.banks.append(HeadBank(model, model.depth + 1))
+        of_base = one_after_another(tuned[0].class_map)
+        self.class_maps += [of_base] * len(bases)
+        if self.heads and not self.banks:
+            self._build_heads()
+
+    def _build_heads(self) -> None:
+        for model in self.models:
+            self.banks.append(HeadBank(model, model.depth + 1))
+
+    def _check_labels(self) -> None:
+        """Raise if a label that is read is none of a model's classes."""
+        data = self.stream
+        splits: list[Split] = ["fit", "test"]
+        if not self.heads:
+            splits = ["test"]
+        for model, split in product(self.models, splits):
+            labels = data.split(split).labels
+            check_labels(model, labels, data.text.source)
 
     def _task(self, model: FrozenModel) -> ScoredTask:
         """What is asked of the models, and how it is scored."""
@@ -152,39 +175,43 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         """Return the states of all sites of a model, from one pass."""
         model = self.models[place]
         with torch.no_grad():
-            return model.front(batch.inputs[place], range(model.depth + 1))
+            sites = range(model.depth + 1)
+            return model.front(batch.inputs[place], sites)
 
     # ------------------------------------------------------------------ heads
 
     def configure_optimizers(self) -> Any:
         """Return one AdamW for all heads; it treats each weight independently."""
-        return optimisation(self, list(self.banks.parameters()), self.recipe)
+        weights = list(self.banks.parameters())
+        return optimisation(self, weights, self.recipe)
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
         """Return the logits of the trained heads, (S, B, C)."""
         bank = cast(HeadBank, self.banks[place])
-        logits = bank.logits(self.models[place], batch.inputs[place], states)
-        return among_answers(
-            in_data_order(logits, self.class_maps[place]), batch.answers
-        )
+        model = self.models[place]
+        logits = bank.logits(model, batch.inputs[place], states)
+        return self._in_data_order(batch, place, logits)
+
+    def _in_data_order(self, batch: TextBatch, place: int, logits: Tensor) -> Tensor:
+        """Logits of a model in the order of the data's classes, or of the answers to choose from."""
+        ordered = in_data_order(logits, self.class_maps[place])
+        return among_answers(ordered, batch.answers)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
         labels = cast(Tensor, batch.labels)
         losses = []
-        log = (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         for place, model in enumerate(self.models):
-            loss = mean_loss(
-                self, self._answers(batch, place, self._states(batch, place)), labels
-            )
+            states = self._states(batch, place)
+            logits = self._answers(batch, place, states)
+            loss = mean_loss(self, logits, labels)
+            losses.append(loss.sum())
             names = [f"{model.name}, site {site}" for site in range(model.depth + 1)]
             self._check.watch(loss.detach(), names, "training loss", batch_idx)
-            if log:
+            if (self.global_step + 1) % every == 0:
                 whole = mean_over_ranks(self.trainer, loss.detach())
-                self.log_dict(
-                    self._keys(place, "train_loss", whole), rank_zero_only=True
-                )
-            losses.append(loss.sum())
+                self._log(place, "train_loss", whole)
         return torch.stack(losses).sum()
 
     def on_train_epoch_end(self) -> None:
@@ -193,35 +220,39 @@ class SurgeryEvaluation(Evaluation, KnownLength):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums."""
-        self._means = [
-            UnitMeans(model.depth + 1).to(self.device) for model in self.models
-        ]
+        self._means = []
+        for model in self.models:
+            means = UnitMeans(model.depth + 1)
+            self._means.append(means.to(self.device))
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add every head's accuracy on one batch, or its squared errors."""
+        targets = _targets(batch)
         for place, means in enumerate(self._means):
-            logits = self._answers(batch, place, self._states(batch, place))
-            answers = unit_answers(
-                logits, classification_targets(cast(Tensor, batch.labels))
-            )
-            means.update(answers.loss if self.task.regression else answers.correct)
+            states = self._states(batch, place)
+            logits = self._answers(batch, place, states)
+            answers = unit_answers(logits, targets)
+            measured = answers.correct
+            if self.task.regression:
+                measured = answers.loss
+            means.update(measured)
 
     def on_validation_epoch_end(self) -> None:
         """Log the means, which are already summed over ranks."""
+        figure = "validation_accuracy"
+        if self.task.regression:
+            figure = "validation_loss"
         for place, means in enumerate(self._means):
-            figure = "validation_accuracy"
-            if self.task.regression:
-                figure = "validation_loss"
-            self.log_dict(
-                self._keys(place, figure, means.compute().float()), rank_zero_only=True
-            )
+            values = means.compute()
+            self._log(place, figure, values.float())
 
-    def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
+    def _log(self, place: int, figure: str, values: Tensor) -> None:
+        """Log a figure (S,) of the heads of a model."""
         kind = "tuned_orig" if self.is_base[place] else "tuned"
-        return {
-            f"{kind}/{place}/{site}/{figure}": value
-            for site, value in enumerate(values)
-        }
+        named = {}
+        for site, value in enumerate(values):
+            named[f"{kind}/{place}/{site}/{figure}"] = value
+        self.log_dict(named, rank_zero_only=True)
 
     # ------------------------------------------------------------------ the one pass over the held-out texts
 
@@ -233,23 +264,26 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         for model, base in zip(self.models, self.is_base, strict=True):
             wanted = conditions(model.depth, base=base, heads=self.heads)
             self._conditions.append(wanted)
-            self.tables.append(
-                TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts)
-            )
+            table = TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts)
+            self.tables.append(table)
         self.tables.to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every condition of every model on one batch."""
         for place, wanted in enumerate(self._conditions):
             states = self._states(batch, place)
-            trained = self._answers(batch, place, states) if self.heads else None
-            logits = [
-                self._answer(batch, place, each, states, trained) for each in wanted
-            ]
-            targets = classification_targets(cast(Tensor, batch.labels))
-            answers = unit_answers(torch.stack(logits), targets)
-            scores = {name: values[None] for name, values in answers._asdict().items()}
-            cast(TextScores, self.tables[place]).update(batch.text, scores)
+            trained = None
+            if self.heads:
+                trained = self._answers(batch, place, states)
+            logits = []
+            for condition in wanted:
+                logits.append(self._answer(batch, place, condition, states, trained))
+            answers = unit_answers(torch.stack(logits), _targets(batch))
+            scores = {}
+            for name, values in answers._asdict().items():
+                scores[name] = values[None]
+            table = cast(TextScores, self.tables[place])
+            table.update(batch.text, scores)
 
     def _answer(
         self,
@@ -273,9 +307,7 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             first = cast(int, condition.first)
             last = cast(int, condition.last)
             logits = model.tail(inputs, last, states[first - 1])
-        return among_answers(
-            in_data_order(logits.float(), self.class_maps[place]), batch.answers
-        )
+        return self._in_data_order(batch, place, logits.float())
 
     # ------------------------------------------------------------------ after
 
@@ -283,55 +315,56 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         """Make a row for every model and condition, and for the mean of the fine-tuned models."""
         tables = [cast(TextScores, table).compute() for table in self.tables]
         self.rows = []
-        for model, wanted, table in zip(
-            self.models, self._conditions, tables, strict=True
-        ):
-            self.rows += self._rows(model.name, wanted, [table])
+        native = {}
+        for place, model in enumerate(self.models):
+            self.rows += self._rows(model.name, tables, [place])
+            if not self.is_base[place]:
+                answers = tables[place]["answer"]
+                native[model.name] = answers[0, 0]  # of the first condition
         for base in (False, True):
             self.rows += self._mean_rows(tables, base)
-        about = {**self.stream.describe(), **self.about_answers(self.matched)}
-        self.meta = {**about, "majority_score": self.task.constant_score()}
-        native = {}
-        for model, table, base in zip(self.models, tables, self.is_base, strict=True):
-            if not base:
-                native[model.name] = table["answer"][0, 0]  # the first condition
+        self.meta = {
+            **self.stream.describe(),
+            **self.about_answers(self.matched),
+            "majority_score": self.task.constant_score(),
+        }
         self.doubt_orders(native)
 
-    def _mean_rows(
-        self, tables: list[dict[str, Tensor]], base: bool
-    ) -> list[dict[str, Any]]:
+    def _mean_rows(self, tables: Sequence[Table], base: bool) -> list[Row]:
         """The rows of the mean over all fine-tuned models, or all base models, if they are equally deep."""
-        places = [
-            place for place, is_base in enumerate(self.is_base) if is_base == base
-        ]
-        depths = {self.models[place].depth for place in places}
+        places = []
+        depths = set()
+        for place, model in enumerate(self.models):
+            if self.is_base[place] == base:
+                places.append(place)
+                depths.add(model.depth)
         if len(places) < 2 or len(depths) > 1:
             return []
-        return self._rows(
-            MEAN, self._conditions[places[0]], [tables[place] for place in places]
-        )
+        return self._rows(MEAN, tables, places)
 
     def _rows(
-        self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]
-    ) -> list[dict[str, Any]]:
+        self, name: str, tables: Sequence[Table], places: Sequence[int]
+    ) -> list[Row]:
         """Make the rows of one model, or of the mean over several."""
         scores = {}
         for quantity in QUANTITIES:
-            scores[quantity] = torch.cat([table[quantity] for table in tables])
-        columns = measured_columns(
-            self.task.score, scores, self.stream.answers("test"), self.seed
-        )
+            each = [tables[place][quantity] for place in places]
+            scores[quantity] = torch.cat(each)
+        labels = self.stream.answers("test")
+        columns = measured_columns(self.task.score, scores, labels, self.seed)
         rows = []
-        for number, condition in enumerate(wanted):
+        for number, condition in enumerate(self._conditions[places[0]]):
             row = {"model": name, **vars(condition)}
             for column, values in columns.items():
                 row[column] = finite(values[number])
-            row |= {
-                "score_name": self.task.score,
-                "n_texts": scores["correct"].shape[-1],
-            }
+            row["score_name"] = self.task.score
+            row["n_texts"] = scores["correct"].shape[-1]
             rows.append(row)
         return rows
+
+
+def _targets(batch: TextBatch) -> Targets:
+    return classification_targets(cast(Tensor, batch.labels))
 
 
 class HeadBank(nn.Module):
@@ -351,11 +384,8 @@ class HeadBank(nn.Module):
         self.names = list(parts)
         self.heads = nn.ModuleList()
         for _ in range(sites):
-            copies = [
-                copy.deepcopy(part).eval().requires_grad_(True)
-                for part in parts.values()
-            ]
-            self.heads.append(nn.ModuleList(copies))
+            head = nn.ModuleList(map(copy.deepcopy, parts.values()))
+            self.heads.append(head.eval().requires_grad_(True))
 
     def logits(
         self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]
@@ -369,7 +399,8 @@ class HeadBank(nn.Module):
         """
         answers = []
         for head, state in zip(self.heads, states, strict=True):
-            parts = dict(zip(self.names, cast(nn.ModuleList, head), strict=True))
+            copies = cast(nn.ModuleList, head)
+            parts = dict(zip(self.names, copies, strict=True))
             with with_head(model.model, parts):
                 answers.append(model.tail(inputs, model.depth, state))
         return torch.stack(answers).float()

@@ -106,7 +106,7 @@ def test_what_is_kept_of_something_else_is_left_alone_or_refused(world: World, w
     with strike(Finetuning, "training_step", 2), pytest.raises(SystemExit):
         tune(world, tmp_path)
     last = (tmp_path / LAST).read_bytes()
-    with pytest.raises(ValueError, match=r"What is kept in .*last\.ckpt is of a run with other data.*max_length"):
+    with pytest.raises(ValueError, match=r"The classifier in .*last\.ckpt is of a run with other data.*max_length"):
         tune(world, tmp_path, data=data_of(world, max_length=50))
     kept = state(tmp_path / LAST)
     other = {**kept, FINETUNING: {**kept[FINETUNING], "random": [torch.zeros(2, 5056, dtype=torch.uint8)]}}
@@ -114,7 +114,7 @@ def test_what_is_kept_of_something_else_is_left_alone_or_refused(world: World, w
     with pytest.raises(ValueError, match=r"`trainer\.devices` to make 2 processes.*but got 1"):
         tune(world, tmp_path)
     (tmp_path / LAST).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"last\.ckpt is not a checkpoint of a fine-tuning"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is not a fine-tuning checkpoint"):
         tune(world, tmp_path)
     (tmp_path / LAST).write_bytes(last)
     tune(world, tmp_path, seed=4)  # another classifier of the run begins anew

@@ -4,8 +4,7 @@ import json
 import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe
 from aligners.finetuning.jobs import Job, Variant, train
-from aligners.finetuning.tokens import NOTHING, RELATION, Biaffine, Spans, Trees, token_task
+from aligners.finetuning.tokens import NOTHING, RELATION, Biaffine, Spans, Trees, TrueTrees, token_task, tree_losses
 from aligners.models import load_frozen
 
 
@@ -132,14 +131,20 @@ class Known(nn.Module):
 def test_las_and_uas_are_over_all_words(world: World, trees: TextSource) -> None:
     data = data_of(world, trees)
     batch, texts = data.split("test")[[0, 1, 2]], data.texts.test["text"][:3]
-    model: Any = SimpleNamespace(parser=Known([text.split().index("good") for text in texts]))
-    found = Trees(data, 0).measures(model, outputs_of(batch, Trees.outputs), batch, "test")
+    parser = Known([text.split().index("good") for text in texts])
+
+    def measures(data: ModelTexts, batch: TextBatch) -> dict[str, Tensor]:
+        task = Trees(data, 0)
+        task.parser = parser
+        return task.measures(outputs_of(batch, Trees.outputs), batch, "test")
+
+    found = measures(data, batch)
     words = [len(text.split()) for text in texts]
     assert found["weight"].tolist() == found["other"].tolist() == words
     assert found["correct"].tolist() == [1, 1, 1]  # the roots
     cut = data_of(world, trees, max_length=5)  # three words and two special tokens
     batch, texts = cut.split("test")[[0, 1, 2]], cut.texts.test["text"][:3]
-    found = Trees(cut, 0).measures(model, outputs_of(batch, Trees.outputs), batch, "test")
+    found = measures(cut, batch)
     assert found["weight"].tolist() == words
     assert found["other"].tolist() == [3 * (text.split().index("good") < 3) for text in texts]
     assert {0, 3} == {int(n) for n in found["other"]}
@@ -152,7 +157,7 @@ def test_the_loss_of_a_parser_is_that_of_heads_and_relations() -> None:
     assert scores.shape == (2, 3, 3, 5)
     assert not scores.any()
     heads, relations = torch.tensor([[0, 0, 1], [1, 1, NOTHING]]), torch.tensor([[3, 1, 2], [0, NOTHING, NOTHING]])
-    losses = Trees._losses(cast(Any, None), scores, heads, relations, heads != NOTHING)
+    losses = tree_losses(scores, TrueTrees(heads, relations, heads != NOTHING))
     assert losses.tolist() == pytest.approx([math.log(3) + math.log(4), math.log(3) + math.log(4) / 2])
 
 
@@ -174,12 +179,12 @@ def test_f1_and_exact_match_of_the_best_span_of_the_passage(world: World, questi
         outputs[number, 0] = 50.0  # not of the passage
         outputs[number, first + good - number, 0] = 9.0  # in the second text the answer has a word too many
         outputs[number, first + good, 1] = 9.0
-    found = task.measures(cast(Any, None), outputs, batch, "test")
+    found = task.measures(outputs, batch, "test")
     assert found["other"].tolist() == [1, 0]
     assert found["correct"].tolist() == pytest.approx([1, 2 / 3])
     short = data_of(world, questions, max_length=6)  # nothing of the passage is left, or a word
     batch = short.split("test")[[0, 1]]
-    found = Spans(short, 0).measures(cast(Any, None), outputs_of(batch, 2), batch, "test")
+    found = Spans(short, 0).measures(outputs_of(batch, 2), batch, "test")
     assert bool(found["loss"].isfinite().all())
 
 
