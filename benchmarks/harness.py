@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,17 +159,44 @@ def markdown(title: str, command: str, record: Mapping[str, Any]) -> str:
         command: that wrote the file.
         record: the content of the file, from `Figures.write` or `benchmarks.on_gpu`.
     """
-    about = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
+    about = _in_words(record["machine"])
     lines = [f"# {title}", "", f"Command: `{command}`. Machine: {about}."]
     parts = record.get("parts") or {"": record}
     for name, part in parts.items():
         if name:
             lines += ["", f"## {name}"]
-        lines += ["", "| | value | bar |", "|---|---|---|"]
-        for figure, found in part.get("figures", {}).items():
-            bar = "" if found["bar"] is None else f"{found['sense']} {found['bar']:g}"
-            lines.append(f"| {figure} | {found['value']:.5g} | {bar} |")
+        if "why" in part:
+            lines += ["", f"{part['status'].capitalize()}: {part['why']}."]
+        lines += _table(part.get("figures", {}), part.get("missed", ()))
     return "\n".join(lines) + "\n"
+
+
+def _table(
+    figures: Mapping[str, Mapping[str, Any]], missed: Sequence[str]
+) -> list[str]:
+    """Lines of a table; none without figures."""
+    if not figures:
+        return []
+    lines = ["", "| | value | bar |", "|---|---|---|"]
+    for name, found in figures.items():
+        bar = "" if found["bar"] is None else f"{found['sense']} {found['bar']:g}"
+        if name in missed:
+            bar += ", missed"
+        lines.append(f"| {name} | {found['value']:.5g} | {bar} |")
+    return lines
+
+
+def _in_words(about: Mapping[str, Any]) -> str:
+    """Names and values, those of a mapping within in parentheses; what is None is left out."""
+    words = []
+    for name, value in about.items():
+        if isinstance(value, Mapping):
+            words.append(f"{name} ({_in_words(value)})")
+        elif isinstance(value, list):
+            words.append(f"{name} {'.'.join(map(str, value))}")
+        elif value is not None:
+            words.append(f"{name} {value}")
+    return ", ".join(words)
 
 
 def machine(device: str) -> dict[str, str | int]:

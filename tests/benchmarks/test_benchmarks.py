@@ -95,6 +95,17 @@ def test_what_is_committed_is_a_table_of_the_figures() -> None:
     assert page.count("| cost | 1.2346 | <= 1.15 |") == 1
 
 
+def test_a_page_names_packages_and_says_what_was_missed_or_skipped() -> None:
+    about = {"device": "GPU", "packages": {"numpy": "2.5", "flash-attn": None}, "capability": [9, 0]}
+    figures = {"cost": {"value": 1.2, "bar": 1.15, "sense": "<="}}
+    done = {"status": "done", "figures": figures, "missed": ["cost"]}
+    skipped = {"status": "skipped", "why": "it takes 2 GPUs", "figures": {}, "missed": []}
+    page = markdown("on_gpu", "command", {"machine": about, "parts": {"bank": done, "ranks": skipped}})
+    assert "Machine: device GPU, packages (numpy 2.5), capability 9.0.\n" in page
+    assert "| cost | 1.2 | <= 1.15, missed |\n" in page
+    assert page.endswith("## ranks\n\nSkipped: it takes 2 GPUs.\n")
+
+
 # ---------------------------------------------------------------------- known cases
 
 
