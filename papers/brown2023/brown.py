@@ -70,14 +70,18 @@ def _cka(frames: Frames, measures: Names) -> tuple[DataFrame, str]:
     frame = row_selection.between_models(row_selection.of_one_stage(frame))
     pairs = []
     for groups in zip(frame["group_x"], frame["group_y"], strict=True):
-        known = not any(map(pd.isna, groups))
-        pairs.append(" and ".join(sorted(groups)) if known else ALL)
+        if any(map(pd.isna, groups)):
+            pairs.append(ALL)
+        else:
+            pairs.append(" and ".join(sorted(groups)))
     return frame.assign(groups=pairs), measure
 
 
 def _look(groups: str) -> tuple[str, Meaning]:
     """Name and meaning of a pair of groups, or of the routes from one group into another."""
-    return groups.replace("-to-", " → "), ("group", groups.replace("-to-", " and "))
+    name = groups.replace("-to-", " → ")
+    pair = groups.replace("-to-", " and ")
+    return name, ("group", pair)
 
 
 def _kinds(line: DataFrame, groups: Groups) -> dict[str, str] | None:
@@ -118,16 +122,18 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
         tested: Row = {}
         test = None
         if ALL not in set(part["groups"]):
-            test = group_test(
-                pair_means(part, "distance"), frames.groups, bases_of(part)
-            )
+            means = pair_means(part, "distance")
+            test = group_test(means, frames.groups, bases_of(part))
         if test:
-            tests.append({**place, **test._asdict()})
-            tested = {"difference": test.difference, "p": test.p, "least": test.least}
+            tests.append(place | test._asdict())
+            tested["difference"] = test.difference
+            tested["p"] = test.p
+            tested["least"] = test.least
         for pair, line in by(part, "groups"):
             kinds = _kinds(line, frames.groups)
-            means = row_selection.estimates(line, ["distance"], kinds)
-            rows.append({**place, **pair, **means, **tested})
+            row = place | pair
+            row |= row_selection.estimates(line, ["distance"], kinds)
+            rows.append(row | tested)
     return rows, tests
 
 
@@ -137,24 +143,30 @@ def _distances(frames: Frames) -> DataFrame:
     depths = dict[str, int]()
     for side in "xy":
         for model, layers in frame.groupby(f"model_{side}")["layer"]:
-            depths[model] = max(layers.nunique(), depths.get(model, 0))
+            known = depths.get(model, 0)
+            depths[model] = max(layers.nunique(), known)
     rows = []
     for place, part in by(frame, *PLACE, "model_x", "model_y"):
         depth = part["layer"].nunique()
-        if not depths[place["model_x"]] == depths[place["model_y"]] == depth:
+        depth_x = depths[place["model_x"]]
+        depth_y = depths[place["model_y"]]
+        if not depth_x == depth_y == depth:
             continue
-        row = {**place, "groups": part["groups"].iloc[0], "distance": _distance(part)}
-        rows.append({**row, **part.filter(["base_x", "base_y"]).iloc[0]})
-    return DataFrame(
-        row_selection.present(rows, "no two models of one depth were compared")
-    )
+        row = dict(place)
+        row["groups"] = part["groups"].iloc[0]
+        row["distance"] = _distance(part)
+        row |= part.filter(["base_x", "base_y"]).iloc[0]
+        rows.append(row)
+    row_selection.present(rows, "no two models of one depth were compared")
+    return DataFrame(rows)
 
 
 def _distance(part: DataFrame) -> float:
     """The angular distance of two models, from their CKA at each layer; above 1 counts as 1."""
-    means = part.groupby("layer")["value"].mean().to_numpy(dtype=float)
-    values = torch.tensor(means, dtype=torch.float64).clamp(max=1)
-    return float(angular_distance(torch.diag(values)))
+    means = part.groupby("layer")["value"].mean()
+    values = torch.tensor(means.to_numpy(dtype=float), dtype=torch.float64)
+    alike = torch.diag(values.clamp(max=1))
+    return float(angular_distance(alike))
 
 
 # ---------------------------------------------------------------------- stitching
@@ -169,29 +181,18 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
         column: `penalty` in nats, `accuracy_penalty`, or `accuracy` of the stitched model.
     """
     frame = frames.of("stitching", column)
-    same = frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])
-    frame = row_selection.present(
-        frame[same], "nothing was stitched from a site to the same site"
-    )
-    quantities = list(dict.fromkeys(("penalty", "score_penalty", column)))
-    values = list[Row]()
-    for place, part in by(frame, "task", "stage", "method"):
-        means = over_pairs(
-            part.to_dict("records"),
-            _members(part, frames.groups) or None,
-            quantities=quantities,
-            bases=bases_of(part),
-        )
-        for row in means:
-            values.append({"task": place["task"], "stage": place["stage"], **row})
+    same = frame["site_x"] == frame["site_y"]
+    frame = frame[frame["site_x"].notna() & same]
+    row_selection.present(frame, "nothing was stitched from a site to the same site")
+    values = _penalties(frame, frames.groups, column)
     drawn = []
     for row in values:
-        ends = {
-            "mean": row[column],
-            "low": row[f"{column}_low"],
-            "high": row[f"{column}_high"],
-        }
-        drawn.append({**row, **ends, "site": int(row["site_x"])})
+        point = dict(row)
+        point["mean"] = row[column]
+        point["low"] = row[f"{column}_low"]
+        point["high"] = row[f"{column}_high"]
+        point["site"] = int(row["site_x"])
+        drawn.append(point)
     panels = line_panels(drawn, ["task", "stage", "method"], "group", "site", _look)
     untrained = row_selection.untrained_said(frame)
     return described_tables.figure(
@@ -199,10 +200,28 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     )
 
 
+def _penalties(frame: DataFrame, groups: Groups, column: str) -> list[Row]:
+    """Means over pairs of models of what stitching costs, with intervals, by task, stage and method."""
+    quantities = dict.fromkeys(("penalty", "score_penalty", column))
+    values = []
+    for place, part in by(frame, "task", "stage", "method"):
+        means = over_pairs(
+            part.to_dict("records"),
+            _members(part, groups) or None,
+            quantities=list(quantities),
+            bases=bases_of(part),
+        )
+        about = {"task": place["task"], "stage": place["stage"]}
+        for row in means:
+            values.append(about | row)
+    return values
+
+
 def _members(part: DataFrame, groups: Groups) -> dict[str, list[str]]:
     """Group -> its models; empty unless every model has a group."""
+    kinds = _kinds(part, groups) or {}
     members: dict[str, list[str]] = {}
-    for model, group in (_kinds(part, groups) or {}).items():
+    for model, group in kinds.items():
         members.setdefault(group, []).append(model)
     return members
 
@@ -210,13 +229,14 @@ def _members(part: DataFrame, groups: Groups) -> dict[str, list[str]]:
 def accuracies(frames: Frames, name: str) -> Table:
     """Accuracy of the models themselves on the texts of each task, such as the parts of HANS, by group."""
     frame = frames.of("stitching", "accuracy")
-    alone = frame[frame["method"] == NATIVE].drop_duplicates(
-        ["task", "stage", "model_y"]
-    )
-    alone = alone.assign(model_x=alone["model_y"], base_x=alone.get("base_y"))
+    alone = frame[frame["method"] == NATIVE]
+    alone = alone.drop_duplicates(["task", "stage", "model_y"])
+    base = alone.get("base_y")
+    alone = alone.assign(model_x=alone["model_y"], base_x=base)
     rows = []
     for place, part in by(alone, "task", "stage", "group_y"):
-        rows.append({**place, **row_selection.estimates(part, ["accuracy"])})
+        means = row_selection.estimates(part, ["accuracy"])
+        rows.append(place | means)
     return described_tables.table(name, rows)
 
 
@@ -229,11 +249,13 @@ def sizes(frames: Frames, name: str) -> Table:
     Raises:
         Missing: all models are of one size.
     """
-    frame = frames.of("similarity_models", "head_width").drop_duplicates("model")
+    frame = frames.of("similarity_models", "head_width")
+    frame = frame.drop_duplicates("model")
     if len(frame.drop_duplicates(SIZES)) == 1:
         raise Missing("all models are of one size")
+    by_model = frame.set_index("model")[SIZES]
     rows = []
-    for model, own in frame.set_index("model")[SIZES].iterrows():
+    for model, own in by_model.iterrows():
         row: Row = {"model": model}
         for column, size in own.dropna().items():
             row[str(column)] = int(size)

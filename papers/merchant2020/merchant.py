@@ -30,17 +30,23 @@ OWN = "the task's own (in domain)"
 def mixed_layers(frames: Frames, name: str) -> Table:
     """Table 1: F1 of edge probes over a learned mix of all layers, before and after fine-tuning."""
     frame = _probed(frames)
-    mixed = frame[frame["site"].isna() & (frame["source"] == "model")]
-    present(mixed, "no edge probe read a learned mix of layers")
+    own = frame["source"] == "model"
+    mixed = frame["site"].isna()
+    present(frame[mixed & own], "no edge probe read a learned mix of layers")
+    edge = frame[frame["probe"] == "edge"]
     rows = []
-    for place, part in by(frame[frame["probe"] == "edge"], *PLACE):
-        row = {**place, **_compared(part[part["site"].isna()])}
+    for place, part in by(edge, *PLACE):
+        of_mix = part[part["site"].isna()]
+        row = place | _compared(of_mix)
         row["lexical"] = _lexical(part)
-        rows.append(row | _printed(name, part, place))
+        row |= _printed(name, part, place)
+        rows.append(row)
     changes = []
     for place, part in _changed(rows):
         ends = part["change"].agg(["mean", "min", "max"])
-        changes.append({**place, **ends, "models": len(part)})
+        change = {**place, **ends}
+        change["models"] = len(part)
+        changes.append(change)
     return table(name, rows, changes=changes)
 
 
@@ -55,8 +61,9 @@ def _printed(name: str, own: DataFrame, place: Row) -> Row:
     """The paper's F1 of the same model, probed on the same corpus, and its change by the same fine-tuning."""
     first = own.iloc[0]
     where = {"model": place["base"], "probed": first["what"], "corpus": first["text"]}
+    task = plain(place["task"])
     before = paper_value(name, "before", **where)
-    change = paper_value(name, plain(place["task"]), **where)
+    change = paper_value(name, task, **where)
     return {
         "paper_before": before and before.mean,
         "paper_change": change and change.mean,
@@ -65,47 +72,68 @@ def _printed(name: str, own: DataFrame, place: Row) -> Row:
 
 def codelengths(frames: Frames, name: str) -> Table:
     """Appendix B: bits that the labels take online, by the mix of all layers, before and after, beside its F1."""
-    codes = _before_and_after(frames.of("probing_codelengths", "bits", "probed"))
-    codes = codes[codes["site"].isna() & ~codes["control"].astype(bool)]
-    sent = codes[codes["source"] == "model"]
-    present(sent, "no labels were sent by probes of a learned mix of layers")
-    codes = codes.assign(kilobits=codes["bits"] / 1000)
+    codes = _codes_of_mixes(frames)
     scores = _probed(frames)
     scores = scores[scores["site"].isna()]
     rows = []
     for place, part in by(codes, *PLACE):
-        bits = _compared(part, "kilobits")
-        compression = _compared(part, "compression")
         here = scores[list(PLACE)] == pd.Series(place)
         f1 = _compared(scores[here.all(axis=1)])
-        saved = None
-        if bits["change"] is not None:
-            saved = 100 * bits["change"] / bits["before"]
-        row = {**place, **bits, "change": saved}
-        row["uniform"] = part["uniform_bits"].iloc[0] / 1000
-        row["compression_before"] = compression["before"]
-        row["compression_after"] = compression["after"]
+        row = place | _sent(part)
         row["f1_before"] = f1["before"]
         row["f1_change"] = f1["change"]
         rows.append(row)
     changes = []
     for place, part in _changed(rows):
-        changes.append({**place, "mean": part["change"].mean()})
+        mean = part["change"].mean()
+        changes.append(place | {"mean": mean})
     return table(name, rows, changes=changes)
+
+
+def _codes_of_mixes(frames: Frames) -> DataFrame:
+    """Codelengths by the mix of all layers, with the column `kilobits`.
+
+    Raises:
+        Missing: there are none of a model.
+    """
+    codes = frames.of("probing_codelengths", "bits", "probed")
+    codes = _before_and_after(codes)
+    control = codes["control"].astype(bool)
+    codes = codes[codes["site"].isna() & ~control]
+    sent = codes[codes["source"] == "model"]
+    present(sent, "no labels were sent by probes of a learned mix of layers")
+    return codes.assign(kilobits=codes["bits"] / 1000)
+
+
+def _sent(part: DataFrame) -> Row:
+    """Kilobits before and after fine-tuning, their change in per cent, and the compressions."""
+    row = _compared(part, "kilobits")
+    compression = _compared(part, "compression")
+    change = row["change"]
+    if change is not None:
+        row["change"] = 100 * change / row["before"]
+    row["uniform"] = part["uniform_bits"].iloc[0] / 1000
+    row["compression_before"] = compression["before"]
+    row["compression_after"] = compression["after"]
+    return row
 
 
 def scores_by_site(frames: Frames, name: str) -> Table:
     """The same at every layer, structural probes among them (Figure 1 as a table)."""
     frame = _probed(frames)
+    layers = frame[frame["site"].notna()]
     rows = []
-    for place, part in by(frame[frame["site"].notna()], *PLACE):
+    for place, part in by(layers, *PLACE):
         for site, line in part.groupby("site"):
-            rows.append({**place, **_compared(line), "site": int(site)})
+            row = place | _compared(line)
+            row["site"] = int(site)
+            rows.append(row)
     changes = []
     for place, part in _changed(rows):
         means = part.groupby("site")["change"].mean()
         site = means.abs().idxmax()
-        changes.append({**place, "site": site, "change": means[site]})
+        largest = {"site": site, "change": means[site]}
+        changes.append(place | largest)
     return table(name, rows, changes=changes, models=0)
 
 
@@ -114,19 +142,23 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     frame = _probed(frames)
     layers = frame[frame["site"].notna()]
     layers = layers.assign(layer=layers["site"])
-    trained = layers[
-        (layers["source"] == "model") & layers["stage"].isin((BASE, TUNED))
-    ]
-    twins = layers[(layers["source"] == "untrained") & (layers["stage"] == BASE)]
-    drawn = pd.concat([trained, twins.assign(stage="random")]).sort_index()
+    stage = layers["stage"]
+    own = layers["source"] == "model"
+    untrained = layers["source"] == "untrained"
+    trained = layers[own & stage.isin((BASE, TUNED))]
+    twins = layers[untrained & (stage == BASE)]
+    twins = twins.assign(stage="random")
+    drawn = pd.concat([trained, twins]).sort_index()
     means, panels = model_lines(
         drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage
     )
     values = []
     for row in means:
-        place = {key: row[key] for key in ("task", "probed", "stage", "layer")}
-        values.append({**place, "score": row["mean"]})
-    return figure(name, panels, values, models=frame["base"].nunique())
+        value = {key: row[key] for key in ("task", "probed", "stage", "layer")}
+        value["score"] = row["mean"]
+        values.append(value)
+    models = frame["base"].nunique()
+    return figure(name, panels, values, models=models)
 
 
 # ---------------------------------------------------------------------- rows of probes
@@ -137,8 +169,9 @@ def _probed(frames: Frames) -> DataFrame:
     frame = frames.of("probing", "score", "probed")
     frame = _before_and_after(frame[frame["score"].notna()])
     several = frame.groupby("probed")["rank"].transform("nunique") > 1
-    ranks = frame["rank"].map(", rank {:.0f}".format, na_action="ignore").fillna("")
-    frame = frame.assign(probed=frame["probed"] + ranks.where(several, ""))
+    ranks = frame["rank"].map(", rank {:.0f}".format, na_action="ignore")
+    named = ranks.fillna("").where(several, "")
+    frame = frame.assign(probed=frame["probed"] + named)
     for column in ("score", "score_low", "score_high"):
         frame[column] = 100 * frame[column]
     return frame
@@ -161,19 +194,25 @@ def _before_and_after(frame: DataFrame) -> DataFrame:
         )
     files = frame["corpus"].str.rpartition("/")[2]
     text = files.str.partition("-")[0]
-    several = text.groupby(frame["probed"]).transform("nunique") > 1
+    task = frame["probed"]
+    several = text.groupby(task).transform("nunique") > 1
+    named = (", " + text).where(several, "")
     frame = frame.assign(
-        base=without_copy(frame["model"]),
-        text=text,
-        what=frame["probed"],
-        probed=frame["probed"] + (", " + text).where(several, ""),
+        base=without_copy(frame["model"]), text=text, what=task, probed=task + named
     )
-    frame = _for_each_task(frame)
+    return _in_both_stages(_for_each_task(frame))
+
+
+def _in_both_stages(frame: DataFrame) -> DataFrame:
+    """Rows of what was probed both before and after fine-tuning."""
+    groups = frame.groupby(["task", "base", "probed", "corpus"], sort=False)
     kept = []
-    for _, rows in frame.groupby(["task", "base", "probed", "corpus"], sort=False):
+    for _, rows in groups:
         if {BASE, TUNED} <= set(rows["stage"]):
             kept.append(rows)
-    return pd.concat(kept).sort_index() if kept else frame.iloc[:0]
+    if not kept:
+        return frame.iloc[:0]
+    return pd.concat(kept).sort_index()
 
 
 def _for_each_task(frame: DataFrame) -> DataFrame:
@@ -182,28 +221,36 @@ def _for_each_task(frame: DataFrame) -> DataFrame:
     A model that is read on the same texts for several tasks is probed once before it is fine-tuned.
     """
     keys = ["base", "probed", "corpus"]
+    columns = [*keys, "task"]
     before = frame[frame["stage"] == BASE]
-    tasks = frame.loc[frame["stage"] == TUNED, [*keys, "task"]].drop_duplicates()
-    there = before[[*keys, "task"]].drop_duplicates()
+    after = frame[frame["stage"] == TUNED]
+    tasks = after[columns].drop_duplicates()
+    there = before[columns].drop_duplicates()
     joined = tasks.merge(there, how="left", indicator="where")
-    lacking = joined.loc[joined["where"] == "left_only", [*keys, "task"]]
-    first = before[before["task"] == before.groupby(keys)["task"].transform("first")]
-    added = lacking.merge(first.drop(columns="task"), on=keys)
+    lacking = joined.loc[joined["where"] == "left_only", columns]
+    first_task = before.groupby(keys)["task"].transform("first")
+    first = before[before["task"] == first_task]
+    first = first.drop(columns="task")
+    added = lacking.merge(first, on=keys)
     return pd.concat([frame, added], ignore_index=True)
 
 
 def _compared(line: DataFrame, column: str = "score") -> Row:
     """Values before and after fine-tuning, what it changed, and the value of the twin with fresh random weights."""
-    own = line[line["source"] == "model"]
-    before = own.loc[own["stage"] == BASE, column].mean()
-    after = own.loc[own["stage"] == TUNED, column]
-    twins = line[(line["source"] == "untrained") & (line["stage"] == BASE)]
-    tuned, mean = None, after.mean()
+    values, stage = line[column], line["stage"]
+    own = line["source"] == "model"
+    untrained = line["source"] == "untrained"
+    before = values[own & (stage == BASE)].mean()
+    after = values[own & (stage == TUNED)]
+    twins = values[untrained & (stage == BASE)]
+    mean = after.mean()
+    tuned = None
     if len(after):
-        tuned = Estimate(float(mean), finite(after.std()), pairs=len(after))
+        sd = finite(after.std())
+        tuned = Estimate(float(mean), sd, pairs=len(after))
     return {
         "before": finite(before),
-        "untrained": finite(twins[column].mean()),
+        "untrained": finite(twins.mean()),
         "after": tuned,
         "change": finite(mean - before),
     }
@@ -211,7 +258,8 @@ def _compared(line: DataFrame, column: str = "score") -> Row:
 
 def _changed(rows: Sequence[Row]) -> list[Part]:
     """Rows whose change is known, by task and by what is probed."""
-    known = DataFrame(rows).dropna(subset=["change"]).astype({"change": float})
+    known = DataFrame(rows).dropna(subset=["change"])
+    known = known.astype({"change": float})
     return by(known, "task", "probed")
 
 
@@ -243,8 +291,10 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
         return key, (line, key)
 
     means, panels = model_lines(frame, places, line, "layer", "value", look)
-    last = [row for row in means if row["layer"] == frame["layer"].max()]
-    return figure(name, panels, means, last=last, tunings=frame["model"].nunique())
+    top = frame["layer"].max()
+    last = [row for row in means if row["layer"] == top]
+    tunings = frame["model"].nunique()
+    return figure(name, panels, means, last=last, tunings=tunings)
 
 
 def _rsa(frames: Frames) -> DataFrame:
@@ -255,13 +305,15 @@ def _rsa(frames: Frames) -> DataFrame:
     frame = of_one_base(frames, ["rsa"])
     same_layer = frame["layer_x"] == frame["layer_y"]
     frame = frame[same_layer & (frame["stage_x"] != frame["stage_y"])]
+    x_is_tuned = frame["stage_x"] == TUNED
     tuned = frame["tuned_x"].fillna(frame["tuned_y"])
+    task = frame["task"]
     return frame.assign(
-        model=frame["model_x"].where(frame["stage_x"] == TUNED, frame["model_y"]),
+        model=frame["model_x"].where(x_is_tuned, frame["model_y"]),
         tuned="fine-tuned on " + tuned.astype(str),
         layer=frame["layer_x"],
-        text=frame["task"].mask(frame["task"] == tuned, OWN),
-        outside=~frame["task"].isin(set(tuned)),
+        text=task.mask(task == tuned, OWN),
+        outside=~task.isin(set(tuned)),
     )
 
 

@@ -80,11 +80,11 @@ def between_bases(frames: Frames, name: str) -> Figure:
     for place, part in by(frame, "task", "rows", "base"):
         base = place["base"] or f"one{AND}another"
         up, across = base.split(AND)
-        title = place_words(place["task"], kind_words(place["rows"]), place["base"])
-        panels.append(
-            heat_panel(title, _means(part), f"layer, {up}", f"layer, {across}")
-        )
-        values += _values(panels[-1])
+        title = _title(place)
+        means = _means(part)
+        panel = heat_panel(title, means, f"layer, {up}", f"layer, {across}")
+        panels.append(panel)
+        values += _values(panel)
     return figure(name, panels, values, models=models_in(frame))
 
 
@@ -99,18 +99,22 @@ def _maps(frames: Frames) -> list[Map]:
     """Every map that there is."""
     maps = []
     for place, part in by(_ckas(frames), "task", "rows", "base"):
-        title = place_words(place["task"], kind_words(place["rows"]), place["base"])
+        title = _title(place)
         for comparison in COMPARISONS:
             chosen = part[part["comparison"] == comparison]
-            layers = sorted(map(int, set(chosen["layer_x"]) & set(chosen["layer_y"])))
-            if not layers:
+            both = set(chosen["layer_x"]) & set(chosen["layer_y"])
+            if not both:
                 continue
+            layers = sorted(map(int, both))
             up, across = comparison.split("–")
-            named = f"{title}, {comparison}" if title else comparison
+            named = comparison
+            if title:
+                named = f"{title}, {comparison}"
             means = _means(chosen)
             panel = heat_panel(named, means, f"layer, {up}", f"layer, {across}", layers)
             if comparison != FT_ORIG:
-                panel = replace(panel, cuts=two_clusters(panel.values))
+                cuts = two_clusters(panel.values)
+                panel = replace(panel, cuts=cuts)
             maps.append(Map(comparison, panel, models_in(chosen)))
     lacking = (
         "no CKA of pretrained or fine-tuned models: the maps need cells of these stages"
@@ -118,16 +122,25 @@ def _maps(frames: Frames) -> list[Map]:
     return present(maps, lacking)
 
 
+def _title(place: Row) -> str:
+    """What a panel is of: the task, the kind of rows and the base."""
+    rows = kind_words(place["rows"])
+    return place_words(place["task"], rows, place["base"])
+
+
 def _ckas(frames: Frames) -> DataFrame:
     """CKA of all layers, with the columns `comparison`, see `COMPARISONS`, and `base`: none, if many or equal."""
     frame = similarities(frames)
     frame = frame[frame["measure"] == "cka"]
-    x, y = without_copy(frame["model_x"]), without_copy(frame["model_y"])
+    x = without_copy(frame["model_x"])
+    y = without_copy(frame["model_y"])
+    same = x == y
     count = len({*x, *y})
     base = None
     if 1 < count <= MOST_BASES:
-        base = x.where(x == y, x + AND + y)
-    return frame.assign(comparison=_comparisons(frame, x == y), base=base)
+        base = x.where(same, x + AND + y)
+    comparison = _comparisons(frame, same)
+    return frame.assign(comparison=comparison, base=base)
 
 
 def _comparisons(frame: DataFrame, one_base: pd.Series) -> NDArray[np.str_]:
@@ -144,22 +157,30 @@ def _comparisons(frame: DataFrame, one_base: pd.Series) -> NDArray[np.str_]:
         FT_FT: after & one_base,
         TWO_BASES: after,
     }
-    return np.select(list(cases.values()), list(cases), "")
+    where = list(cases.values())
+    return np.select(where, list(cases), "")
 
 
 def _means(chosen: DataFrame) -> pd.Series:
     """CKA by layer, mean over models or pairs; fine-tuned layers up where one of the two is the original."""
-    x, y = chosen["layer_x"].astype(int), chosen["layer_y"].astype(int)
-    turned = (chosen["stage_x"] == "pretrained") & (chosen["stage_y"] == "finetuned")
-    up, across = x.where(~turned, y), y.where(~turned, x)
-    return chosen["value"].groupby([up.rename("up"), across.rename("across")]).mean()
+    x = chosen["layer_x"].astype(int)
+    y = chosen["layer_y"].astype(int)
+    original_x = chosen["stage_x"] == "pretrained"
+    tuned_y = chosen["stage_y"] == "finetuned"
+    turned = original_x & tuned_y
+    up = x.where(~turned, y).rename("up")
+    across = y.where(~turned, x).rename("across")
+    return chosen["value"].groupby([up, across]).mean()
 
 
 def _values(panel: HeatPanel) -> list[Row]:
     values = list[Row]()
     for (i, j), cka in np.ndenumerate(panel.values):
-        layers = {"layer_up": int(panel.rows[i]), "layer_across": int(panel.columns[j])}
-        values.append({"panel": panel.title, **layers, "cka": float(cka)})
+        row: Row = {"panel": panel.title}
+        row["layer_up"] = int(panel.rows[i])
+        row["layer_across"] = int(panel.columns[j])
+        row["cka"] = float(cka)
+        values.append(row)
     return values
 
 
@@ -180,9 +201,11 @@ def two_clusters(grid: Grid) -> list[int]:
 
 def _labels(grid: Grid) -> NDArray[np.int64]:
     """The cluster of each layer."""
-    distance = 1 - np.clip((grid + grid.T) / 2, 0, 1)
+    symmetric = (grid + grid.T) / 2
+    distance = 1 - np.clip(symmetric, 0, 1)
     np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance, checks=False), "average")
+    condensed = squareform(distance, checks=False)
+    tree = linkage(condensed, "average")
     return np.asarray(fcluster(tree, 2, "maxclust"))
 
 
@@ -192,7 +215,9 @@ def _clusters(maps: Sequence[Map]) -> list[Row]:
     for comparison, panel, models in maps:
         if comparison == FT_ORIG or len(panel.rows) < LEAST_LAYERS:
             continue
-        grid, labels = panel.values, _labels(panel.values)
+        grid = panel.values
+        labels = _labels(grid)
+        layers = np.array(panel.rows, dtype=int)
         same = labels[:, None] == labels[None]
         itself = np.eye(len(grid), dtype=bool)
         within = float(grid[same & ~itself].mean())
@@ -200,7 +225,7 @@ def _clusters(maps: Sequence[Map]) -> list[Row]:
         rows.append(
             {
                 "panel": panel.title,
-                "clusters": _parts(labels, np.array(panel.rows, dtype=int)),
+                "clusters": _parts(labels, layers),
                 "within": within,
                 "between": between,
                 "contrast": within - between,
@@ -217,7 +242,8 @@ def _parts(labels: NDArray[np.int64], layers: NDArray[np.int64]) -> str:
     for label in dict.fromkeys(labels):
         own = layers[labels == label].tolist()
         first, last = own[0], own[-1]
-        if len(own) > 1 and last - first == len(own) - 1:
+        steps = len(own) - 1
+        if steps and last - first == steps:
             parts.append(f"{first}–{last}")
         else:
             parts.append(", ".join(map(str, own)))
@@ -229,29 +255,36 @@ def _parts(labels: NDArray[np.int64], layers: NDArray[np.int64]) -> str:
 
 def truncation(frames: Frames, name: str) -> Figure:
     """Figure 3: the score of a head on the state of every layer, model by model and task by task."""
-    frame = _operated(frames, list(HEADS))
-    order = frame["condition"].map(list(HEADS).index)
-    frame = frame.loc[order.sort_values(kind="stable").index]
+    heads = list(HEADS)
+    frame = _operated(frames, heads)
+    order = frame["condition"].map(heads.index)
+    order = order.sort_values(kind="stable")
+    frame = frame.loc[order.index]
     means, lines = model_lines(
         frame, PLACE, "condition", "site", "score", _head, scale=100
     )
+    parts = by(frame, *PLACE)
     panels = []
-    for panel, (_, part) in zip(lines, by(frame, *PLACE), strict=True):
-        floor = 100 * float(part["majority_score"].iloc[0])
-        majority = Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(panel.across))
-        panels.append(replace(panel, series=[majority, *panel.series]))
+    for panel, (_, part) in zip(lines, parts, strict=True):
+        floor = _floor(part, len(panel.across))
+        panels.append(replace(panel, series=[floor, *panel.series]))
     values = []
     for row in means:
-        values.append(
-            {
-                "task": row["task"],
-                "model": row["base"],
-                "head": row["condition"],
-                "site": row["site"],
-                "score": row["mean"],
-            }
-        )
+        value = {
+            "task": row["task"],
+            "model": row["base"],
+            "head": row["condition"],
+            "site": row["site"],
+            "score": row["mean"],
+        }
+        values.append(value)
     return figure(name, panels, values)
+
+
+def _floor(part: DataFrame, sites: int) -> Series:
+    """The score of always answering the majority class, as a level line over the sites."""
+    score = 100 * float(part["majority_score"].iloc[0])
+    return Series(MAJORITY, ("head", MAJORITY), [[score]] * sites)
 
 
 def _head(condition: str) -> tuple[str, Meaning]:
@@ -261,21 +294,24 @@ def _head(condition: str) -> tuple[str, Meaning]:
 
 def skipping(frames: Frames, name: str) -> Figure:
     """Figure 4: the score without each span of layers, model by model and task by task."""
+    frame = _operated(frames, ["skip", "native"])
     panels, values = [], list[Row]()
-    for place, part in by(_operated(frames, ["skip", "native"]), *PLACE):
-        whole = 100 * part.loc[part["condition"] == "native", "score"].mean()
+    for place, part in by(frame, *PLACE):
+        native = part["condition"] == "native"
+        whole = 100 * part.loc[native, "score"].mean()
         title = f"{place_words(*place.values())} (whole: {whole:.1f})"
-        spans = part[part["condition"] == "skip"].astype({"first": int, "last": int})
+        spans = part[part["condition"] == "skip"]
+        spans = spans.astype({"first": int, "last": int})
         means = 100 * spans.groupby(["first", "last"])["score"].mean()
         blocks = range(1, spans["last"].max() + 1)
-        panels.append(
-            heat_panel(
-                title, means, "first block skipped", "last block skipped", blocks
-            )
+        panel = heat_panel(
+            title, means, "first block skipped", "last block skipped", blocks
         )
+        panels.append(panel)
         about = {"task": place["task"], "model": place["base"]}
         for (first, last), score in means.items():
-            values.append({**about, "first": first, "last": last, "score": score})
+            row = {"first": first, "last": last, "score": score}
+            values.append(about | row)
     return figure(name, panels, values)
 
 

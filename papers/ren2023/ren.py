@@ -3,10 +3,12 @@
 The other tables of the paper are those that every study has, with the paper's numbers beside ours: see tables.yaml.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from pandas import DataFrame, Series
 
 from aligners.reports.report import Row
 from aligners.reports.study import described_tables, row_selection
@@ -35,8 +37,9 @@ DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
 def sizes(frames: Frames, name: str) -> Table:
     """Table 1: how many texts of each task there are for fine-tuning, on which it is watched, and held out."""
     counts = {"n_fit": "fit", "n_validation": "validation", "n_texts": "test"}
+    frame = frames.of("finetune", *counts)
     rows = []
-    for place, part in by(frames.of("finetune", *counts), "task"):
+    for place, part in by(frame, "task"):
         row = dict(place)
         for column, key in counts.items():
             row[key] = int(part[column].max())
@@ -64,9 +67,10 @@ def recovery(frames: Frames, name: str) -> Table:
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
         row = map_row(place, part, quantities)
+        direction = place["direction"]
         row["paper"] = printed_of(name, "mse", place, methods)
-        row["direction"] = DIRECTIONS.get(place["direction"])
-        if both_ways and place["direction"] == "forward":
+        row["direction"] = DIRECTIONS.get(direction)
+        if both_ways and direction == "forward":
             row["paper"] = None  # the paper's is the way back
         rows.append(row)
     closest = closest_maps(rows, "strength", "direction")
@@ -92,46 +96,63 @@ def layer_maps(
         component: what was mapped.
         column: the error.
     """
-    whom = "within a model" if within else "between models"
-    errors = frames.errors(component)
-    same = errors["model_x"] == errors["model_y"]
-    errors = errors[(same == within) & errors["site_x"].notna()]
-    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
-    row_selection.present(errors[errors["site_x"] != errors["site_y"]], lacking)
-    errors = errors.astype({"site_x": int, "site_y": int})
+    whom = "between models"
+    if within:
+        whom = "within a model"
+    errors = _between_layers(frames.errors(component), within, whom)
     panels, values = list[Panel](), list[Row]()
-    for place, part in by(errors, "task", "stage", "rows"):
-        for method in shown_methods(part, column, 2):
-            line = part[part["method"] == method]
-            means = line.groupby(["site_x", "site_y"])[column].mean()
-            marked = row_selection.map_cells(method, line)["method"]
-            title = place_words(
-                place["task"], place["stage"], kind_words(place["rows"]), marked
-            )
-            panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
-            for (x, y), value in means.items():
-                values.append(
-                    {"panel": title, "layer_x": x, "layer_y": y, column: value}
-                )
+    for title, means in _means_by_layers(errors, column):
+        panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
+        for (x, y), value in means.items():
+            row = {"panel": title, "layer_x": x, "layer_y": y}
+            row[column] = value
+            values.append(row)
     about: Row = {
         "within": within,
         "whom": whom,
         "what": WORDS[column],
         "models": row_selection.models_in(errors),
     }
-    made = described_tables.figure(
-        name, panels, values, **about, **row_selection.about_maps(errors)
-    )
+    about |= row_selection.about_maps(errors)
+    made = described_tables.figure(name, panels, values, **about)
     if made.limits:
         return made
-    largest = float(np.nanmax([row[column] for row in values]))
-    return replace(made, limits=(largest, 0.0))
+    largest = np.nanmax([row[column] for row in values])
+    return replace(made, limits=(float(largest), 0.0))
+
+
+def _between_layers(errors: DataFrame, within: bool, whom: str) -> DataFrame:
+    """Errors of maps between layers, of a model itself or of two models.
+
+    Raises:
+        Missing: every map is from a layer to the same layer.
+    """
+    same_model = errors["model_x"] == errors["model_y"]
+    layers = errors["site_x"].notna()
+    errors = errors[(same_model == within) & layers]
+    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
+    another = errors["site_x"] != errors["site_y"]
+    row_selection.present(errors[another], lacking)
+    return errors.astype({"site_x": int, "site_y": int})
+
+
+def _means_by_layers(errors: DataFrame, column: str) -> Iterator[tuple[str, Series]]:
+    """For each place and shown method a title, and the mean error by `site_x` and `site_y`."""
+    for place, part in by(errors, "task", "stage", "rows"):
+        rows = kind_words(place["rows"])
+        for method in shown_methods(part, column, 2):
+            line = part[part["method"] == method]
+            means = line.groupby(["site_x", "site_y"])[column].mean()
+            marked = row_selection.map_cells(method, line)["method"]
+            title = place_words(place["task"], place["stage"], rows, marked)
+            yield title, means
 
 
 def nuclear_norms(frames: Frames, name: str) -> Figure:
     """B.2: the nuclear norm of each layer's rows, as its complexity."""
     frame = frames.of("similarity_layers", "nuclear_norm")
-    frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
+    model = frame["model"]
+    frame = frame.assign(model_x=model, model_y=model)
     means, values = list[Row](), list[Row]()
     for place, part in by(frame, "task", "stage", "layer"):
         norm = over_models(part, "nuclear_norm")
@@ -141,9 +162,9 @@ def nuclear_norms(frames: Frames, name: str) -> Figure:
     panels = line_panels(
         means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models")
     )
-    depths = frame.groupby("model")["layer"].max().nunique()
+    last = frame.groupby("model")["layer"].max()
     return described_tables.figure(
-        name, panels, values, models=frame["model"].nunique(), depths=depths
+        name, panels, values, models=model.nunique(), depths=last.nunique()
     )
 
 
