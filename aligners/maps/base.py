@@ -87,7 +87,12 @@ class Aligner(nn.Module, ABC):
         """
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Training loss of each site, (S,), in units of FVU. Only for aligners that are not closed-form."""
+        """Training loss of each site, (S,), in units of FVU. Only for aligners that are not closed-form.
+
+        A loss may take a third argument, `real`: (N,) of ones and zeros; rows with 0 then count for nothing. Only with
+        it can the steps of an aligner be recorded on a GPU (`aligners.fitting.recorded_steps`). Such a loss takes the
+        same operations whatever the values of its arguments.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} is fitted in closed form and has no loss."
         )
@@ -231,7 +236,21 @@ class Scaled(Aligner, registered=False):
         """(S, N, d_x) -> (S, N, d_y)."""
         return self.scaling.unscale_target(self._mapped(x))
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of the batch at each site, (S,)."""
+    def loss(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
+        """FVU of the batch, or of its rows where `real` (N,) is 1, at each site, (S,)."""
         residual = self._mapped(x) - self.scaling.scale_target(y)
-        return residual.square().mean((1, 2))
+        return mean_square(residual, real)
+
+
+def mean_square(residual: Tensor, real: Tensor | None = None) -> Tensor:
+    """The mean square over the dimensions and rows of each site, (S, N, d) -> (S,).
+
+    Args:
+        residual: finite in every row, those left out as well: their gradient is zero times what they are.
+        real: 1 for the rows that count and 0 for the others, (N,); None: all count.
+    """
+    squares = residual.square()
+    if real is None:
+        return squares.mean((1, 2))
+    of_rows = squares.mean(2) * real
+    return of_rows.sum(1) / real.sum()

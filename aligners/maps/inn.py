@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
-from aligners.maps.base import Aligner, Scaling, deviation
+from aligners.maps.base import Aligner, Scaling, deviation, mean_square
 from aligners.maps.invertible import AffineCoupling, ShuffledHadamard, TriangularPair
 from aligners.maps.matrices import batch_inverse, batch_log_det, batch_solve
 from aligners.maps.starting_maps import (
@@ -152,15 +152,15 @@ class INN(Aligner):
             scaled = self.scaling.scale_target(_precise(y))
             return self.scaling.unscale(self._map_back(scaled))
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of g on the batch, plus that of g⁻¹ under `both_ways`: (S,)."""
+    def loss(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
+        """FVU of g on the batch, or its rows where `real` (N,) is 1, plus that of g⁻¹ under `both_ways`: (S,)."""
         with torch.autocast(x.device.type, enabled=False):
             x = self.scaling.scale(_precise(x))
             y = self.scaling.scale_target(_precise(y))
-            there = (self._map(x) - y).square().mean((1, 2))
+            there = mean_square(self._map(x) - y, real)
             if not self.both_ways:
                 return there
-            back = (self._map_back(y) - x).square().mean((1, 2))
+            back = mean_square(self._map_back(y) - x, real)
             return there + back
 
     def log_det(self, x: Tensor) -> Tensor:

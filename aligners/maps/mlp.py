@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
-from aligners.maps.base import Aligner, BankLinear, Scaled
+from aligners.maps.base import Aligner, BankLinear, Scaled, mean_square
 from aligners.maps.solvers import RIDGES, ridge_regression
 from aligners.similarity.algebra.moments import Moments
 
@@ -150,27 +150,27 @@ class FreeForm(Aligner):
         """Least squares."""
         return self.there.start_names()
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU both ways, plus `cycle` times the squared round trips: (S,)."""
+    def loss(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
+        """FVU both ways, plus `cycle` times the squared round trips, on the rows where `real` (N,) is 1: (S,)."""
         there = self.there(x)
         back = self.back(y)
-        error = self._fvu_y(there, y) + self._fvu_x(back, x)
+        error = self._fvu_y(there, y, real) + self._fvu_x(back, x, real)
         if not self.cycle:
             return error
         x_again = self.back(there)
         y_again = self.there(back)
-        cycle = self._fvu_x(x_again, x) + self._fvu_y(y_again, y)
+        cycle = self._fvu_x(x_again, x, real) + self._fvu_y(y_again, y, real)
         return error + self.cycle * cycle
 
-    def _fvu_x(self, found: Tensor, x: Tensor) -> Tensor:
+    def _fvu_x(self, found: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
         """FVU of states that should be x, (S,)."""
         residual = (found - x) / self.there.scaling.scale_x
-        return residual.square().mean((1, 2))
+        return mean_square(residual, real)
 
-    def _fvu_y(self, found: Tensor, y: Tensor) -> Tensor:
+    def _fvu_y(self, found: Tensor, y: Tensor, real: Tensor | None) -> Tensor:
         """FVU of states that should be y, (S,)."""
         residual = (found - y) / self.there.scaling.scale_y
-        return residual.square().mean((1, 2))
+        return mean_square(residual, real)
 
     def options(self) -> dict[str, Any]:
         """The size and the weight of the round trips."""

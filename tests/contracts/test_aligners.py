@@ -202,6 +202,26 @@ def test_loss_is_the_fvu(case: str) -> None:
     torch.testing.assert_close(aligner.loss(x, y), expected)
 
 
+@gradient_trained
+def test_rows_that_only_fill_a_batch_up_count_for_nothing(case: str) -> None:
+    aligner, (x, y) = ready(case), rows()
+    through = ("through a space", "shared part")
+    assert ("real" in inspect.signature(aligner.loss).parameters) == (not case.startswith(through))
+    if case.startswith(through):
+        return
+    expected = aligner.loss(x, y)
+    wanted = torch.autograd.grad(expected.sum(), list(aligner.parameters()))
+    real = torch.ones(ROWS + 32, dtype=torch.float64)
+    real[ROWS:] = 0
+    wider = [torch.cat((rows, 9 * rows[:, :32]), 1) for rows in (x, y)]
+    loss: Any = aligner.loss
+    found = loss(*wider, real)
+    gradients = torch.autograd.grad(found.sum(), list(aligner.parameters()))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        assert (gradient - want).norm() <= 1e-12 * want.norm()
+
+
 @every
 def test_an_exact_inverse_is_exact(case: str) -> None:
     aligner, (x, y) = ready(case), rows()
