@@ -15,7 +15,7 @@ from aligners.fitting.saved_bank import DIRECTIONS
 from aligners.fitting.steps import LAST
 from aligners.maps.base import Aligner
 
-EXACT = 1e-6  # FVU, added over the directions that count, of what differs by the rounding of float32 alone
+EXACT = 1e-6  # FVU, added over the directions that count, by which runs differ through float32 rounding alone
 STATE = ("best", "step", "waited", "diverged", "kept")  # what a resumed run needs
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class BestPerSite(pl.Callback):
     def setup(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str
     ) -> None:
-        """Raise if the Trainer has trained before, and would go on counting.
+        """Raise if the Trainer has trained before: it would go on counting its steps.
 
         Raises:
             ValueError: it has taken steps already.
@@ -64,7 +64,7 @@ class BestPerSite(pl.Callback):
             )
 
     def choosing(self) -> dict[str, Any]:
-        """By what the best step is chosen, as plain values: a run that goes on has to share it."""
+        """Return how the best step is chosen, as plain values: a resumed run must choose it likewise."""
         return {"patience": self.patience, "min_delta": self.min_delta}
 
     def on_train_start(
@@ -125,7 +125,7 @@ class BestPerSite(pl.Callback):
 
     @torch.no_grad()
     def _compare(self, key: str, bank: Aligner, criterion: Tensor, step: int) -> None:
-        """Keep the parameters of the sites that are better than ever."""
+        """Keep the parameters of the sites that are better than at any validation before."""
         open_sites = ~self._closed(key)
         improved = criterion < self._best[key] - self.min_delta
         better = improved & open_sites

@@ -36,7 +36,7 @@ class Interruption:
     """Holds Ctrl-C and SIGTERM back until the run is between two steps.
 
     An exception that is raised wherever the signal arrives can cut an optimiser's step in two, separate it from its
-    learning rate, or come between a validation and what is kept of it. Such a run cannot be resumed exactly.
+    learning rate, or come between a validation and the saving of its results. Such a run cannot be resumed exactly.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Interruption:
         self._holding = False
 
     def hold(self) -> None:
-        """From now on, only note the signals. A second one ends the process. Only in the main thread."""
+        """Only note signals from now on; a second one ends the process. Does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             if not self._holding:
                 self._received = None
@@ -64,7 +64,7 @@ class Interruption:
         self._raise(self._received)
 
     def end(self) -> None:
-        """Hold nothing back any more, even where the Trainer sets this handler again as it ends."""
+        """Stop holding signals back, even where the Trainer sets this handler again as it ends."""
         self._holding = False
 
     def check(self, trainer: pl.Trainer) -> None:
@@ -89,7 +89,7 @@ class Interruption:
             return
         self._received = number
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-            os.write(2, NOTICE)  # `print` may be what was interrupted
+            os.write(2, NOTICE)  # the signal may have interrupted a `print`
 
     def _raise(self, number: int | None) -> None:
         if number == signal.SIGTERM:
@@ -99,7 +99,7 @@ class Interruption:
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Writes Lightning's checkpoints whole or not at all, on any filesystem, and never in silence."""
+    """Writes Lightning's checkpoints whole or not at all, on any filesystem, and reports a failure."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -127,7 +127,7 @@ class WholeCheckpoints(TorchCheckpointIO):
 class _Save(pl.callbacks.Checkpoint):
     """Writes `last.ckpt` every so often and when the run is stopped, and the final file when it is complete.
 
-    Lightning calls a `Checkpoint` after all other callbacks, so that `last.ckpt` holds what these have kept.
+    Lightning calls a `Checkpoint` after all other callbacks, so that `last.ckpt` includes their state.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class _Save(pl.callbacks.Checkpoint):
         self._complete = False
 
     def inside(self, folder: Path) -> Self:
-        """The same callback, for `folder` unless another was named."""
+        """Return this callback writing to `folder`, unless the user named another."""
         other = copy(self)
         other.folder = self.folder or folder
         return other
@@ -149,7 +149,7 @@ class _Save(pl.callbacks.Checkpoint):
     def setup(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str
     ) -> None:
-        """Try the folder before any work is done.
+        """Check that the folder can be written to before any work is done.
 
         Raises:
             ValueError: nothing can be written there.
@@ -160,7 +160,7 @@ class _Save(pl.callbacks.Checkpoint):
                 check_folder(self._path(trainer).parent, "checkpoint.folder")
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From now on, the run is interrupted only where it can be resumed."""
+        """From now on, let signals stop the run only where it can be resumed."""
         self._interruption.hold()
         if isinstance(pl_module, BankTraining):
             pl_module.after_moments_batch = partial(self._while_reading, trainer)
@@ -168,7 +168,7 @@ class _Save(pl.callbacks.Checkpoint):
     def on_train_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> None:
-        """Take SIGTERM back from Lightning, whose handler talks to the other ranks whatever these are doing."""
+        """Take SIGTERM back from Lightning, whose handler communicates with the other ranks at any moment."""
         self._interruption.hold()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
@@ -178,7 +178,7 @@ class _Save(pl.callbacks.Checkpoint):
     def on_validation_batch_start(
         self, trainer: pl.Trainer, *_: Any, **__: Any
     ) -> None:
-        """A validation that is cut off is made again; all ranks have to agree where, and do so between two steps."""
+        """Stop here if a signal arrived. All ranks agree where; a validation that is cut off is repeated."""
         if trainer.world_size == 1:
             self._interruption.check(trainer)
 
@@ -192,7 +192,7 @@ class _Save(pl.callbacks.Checkpoint):
         pl_module: pl.LightningModule,
         exception: BaseException,
     ) -> None:
-        """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
+        """Save the progress of a run that is stopped; after any other error, leave the last checkpoint alone."""
         stopped = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
         if stopped and not self._complete:
             self._save(trainer, announce=True)
@@ -201,7 +201,7 @@ class _Save(pl.callbacks.Checkpoint):
     def teardown(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str
     ) -> None:
-        """Write the final file, once every callback has ended the fit, also one that had nothing left to train."""
+        """Write the final file once every callback has ended the fit, even if nothing was left to train."""
         if stage != "fit":
             return
         if isinstance(pl_module, BankTraining):
@@ -215,7 +215,7 @@ class _Save(pl.callbacks.Checkpoint):
         self._interruption.release()
 
     def _while_reading(self, trainer: pl.Trainer) -> None:
-        """After a batch of moments. Each of several ranks has its own, and they would begin anew."""
+        """Save after a batch of moments. With several ranks nothing is saved: each has moments of its own."""
         self._interruption.check(trainer)
         if trainer.world_size == 1:
             self._save_if_due(trainer)
@@ -224,7 +224,7 @@ class _Save(pl.callbacks.Checkpoint):
         due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
         if trainer.world_size > 1:
             if trainer.global_step % STEPS_BETWEEN_ASKING:
-                return  # ranks that ask each other wait for their devices
+                return  # agreeing makes the ranks wait for their devices
             due = trainer.strategy.broadcast(due)
         if due:
             self._save(trainer)
@@ -232,7 +232,7 @@ class _Save(pl.callbacks.Checkpoint):
     def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
         module = trainer.lightning_module
         if not isinstance(module, (BankTraining, Finetuning)) or not module.has_begun():
-            return  # there is nothing to go on from
+            return  # nothing has been done that could be resumed
         path = self._path(trainer)
         trainer.save_checkpoint(path)
         self._saved_at = time.monotonic()
@@ -245,14 +245,14 @@ class _Save(pl.callbacks.Checkpoint):
 
 
 class SaveAligners(_Save):
-    """Writes `last.ckpt` as maps are fitted, and at the end `aligners.safetensors`, or what `save_maps` says.
+    """Writes `last.ckpt` while maps are fitted, and at the end what `save_maps` says, mostly `aligners.safetensors`.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.safetensors` holds
     the best parameters of every site, the moments, and what describes them: see `aligners.fitting.saved_bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
-        every_n_minutes: how often `last.ckpt` is renewed, and while moments are read. It is also written when the run
+        every_n_minutes: how often `last.ckpt` is renewed, also while moments are read. It is also written when the run
             is stopped by Ctrl-C or SIGTERM.
         at_end: whether it is written once more when training has ended, so that a longer one can go on from it.
     """
@@ -267,30 +267,30 @@ class SaveAligners(_Save):
         self.at_end = at_end
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Renew `last.ckpt` once there were steps."""
+        """Renew `last.ckpt` if any training steps were taken."""
         if self.at_end and trainer.global_step:
             self._save(trainer)
 
 
 class SaveFinetuning(_Save):
-    """Writes `last.ckpt` as a classifier is fine-tuned: before a batch, where the random numbers of dropout are whole.
+    """Writes `last.ckpt` while a classifier is fine-tuned: before a batch, so that dropout can be reproduced.
 
     Args:
-        every_n_minutes: how often. It is also written when the run is stopped by Ctrl-C or SIGTERM, which wait for the
-            next batch.
+        every_n_minutes: how often `last.ckpt` is written. It is also written when the run is stopped by Ctrl-C or
+            SIGTERM, before the next batch.
     """
 
     def __init__(self, every_n_minutes: float = 10.0) -> None:
         super().__init__(None, every_n_minutes)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *batch: Any, **_: Any) -> None:
-        """Stop here if a signal arrived, or renew `last.ckpt` if it is time, unless gradients are being added up."""
+        """Stop here if a signal arrived, or renew `last.ckpt` if it is time. Do neither while gradients accumulate."""
         if batch[-1] % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_start(trainer)
             self._save_if_due(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Nothing: a validation may come before the next batch."""
+        """Do nothing: a validation may come before the next batch."""
 
     on_validation_batch_start = on_train_batch_end
 
@@ -300,35 +300,35 @@ class SaveFinetuning(_Save):
 
 
 class SaveStitching(_Save):
-    """Writes `last.ckpt` as stitching layers are trained, and `stitching.safetensors` when the run is complete.
+    """Writes `last.ckpt` while stitching layers are trained, and `stitching.safetensors` when the run is complete.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.safetensors`
     holds the best parameters of every site and what describes them: see `aligners.fitting.saved_bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
-        every_n_minutes: how often `last.ckpt` is renewed, beside every validation. It is also written when the run is
-            stopped by Ctrl-C or SIGTERM.
+        every_n_minutes: how often `last.ckpt` is renewed between validations, each of which renews it too. It is also
+            written when the run is stopped by Ctrl-C or SIGTERM.
     """
 
     def on_validation_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> None:
-        """Renew `last.ckpt`, with what `BestPerSite` keeps of this validation."""
+        """Renew `last.ckpt`, including what `BestPerSite` keeps of this validation."""
         if not trainer.sanity_checking:
             self._save(trainer)
 
 
 def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
-    """Write the maps of a finished run; those of many pairs of models also as `train.py fit` would leave each pair's.
+    """Write the maps of a finished run; of many pairs, also a file for each, as `train.py fit` would.
 
-    A fit or a stitching is one file, a fit of many pairs is pairs/X--Y/aligners.safetensors, with short names of the
-    models, and a universe is both.
+    A fit of one pair, or a stitching run, gives one file. A fit of many pairs gives one for each pair,
+    pairs/X--Y/aligners.safetensors, with the short names of the models. A universe gives both.
 
     Args:
         bank: the maps.
         data: the data module of the run.
-        path: of the one file.
+        path: where the one file goes.
     """
     many = bank.command == "fit" and isinstance(bank.data["models"], list)
     if not many:
@@ -348,14 +348,14 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
 
 
 def _of_universe(bank: StoredBank, data: Any) -> Iterator[tuple[int, int, StoredBank]]:
-    """The maps between every two models of a universe, with their numbers."""
+    """Return the maps between every two models of a universe, with the numbers of the models."""
     for i, j, pair in pair_banks(bank):
         described, config = data.described_pair(i, j)
         yield i, j, replace(pair, data=described, data_config=config)
 
 
 def _of_pairs(bank: StoredBank, data: Any) -> Iterator[tuple[int, int, StoredBank]]:
-    """The maps of every pair of a fit of many, with the numbers of its models."""
+    """Return the maps of each pair of a fit of many pairs, with the numbers of its models."""
     of_each = zip(data.numbers, data.described_pairs(), strict=True)
     for (i, j), (places, described, config) in of_each:
         pair = take_sites(bank, places)

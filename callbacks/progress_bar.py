@@ -21,7 +21,7 @@ from aligners.similarity.algebra.moments import Moments
 
 
 class ProgressBar(pl.callbacks.ProgressBar):
-    """How far a training is, over all of its epochs, or an evaluation; see `Progress`.
+    """Shows how far training has come, over all epochs, or how far an evaluation has; see `Progress`.
 
     Lightning's own bars have one for each epoch, and none of them writes lines to a file.
     """
@@ -31,7 +31,7 @@ class ProgressBar(pl.callbacks.ProgressBar):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
-        """Begin with the first batch: not earlier, the module knows for how many steps it trains."""
+        """Begin with the first batch: before it, the module does not know how many steps it trains for."""
         steps = trainer.estimated_stepping_batches
         if isinstance(pl_module, BankTraining):
             steps = min(steps, pl_module.training_steps)
@@ -40,26 +40,26 @@ class ProgressBar(pl.callbacks.ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
-        """Count a step, and say in a line the mean of the losses that were logged last."""
+        """Count a step, and add to the line the mean of the losses logged last."""
         if self._shown is not None:
             self._shown.step(lambda: _loss(trainer))
 
     def on_test_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
-        """Begin to show an evaluation with its first batch: what is read before has a bar of its own."""
+        """Begin to show an evaluation with its first batch: earlier reading has a bar of its own."""
         batches = math.fsum(trainer.num_test_batches)
         self._begin("Evaluating", batches * (_parts(pl_module) or 1))
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
-        """Count a batch, unless its parts are counted."""
+        """Count a batch, unless the module counts its parts."""
         if _parts(pl_module) is None:
             self.part_done()
 
     def part_done(self) -> None:
-        """Count a part of a batch, which a module with `parts` calls so many times in each."""
+        """Count one of the `parts` into which the module divides each batch."""
         if self._shown is not None:
             self._shown.step()
 
@@ -75,11 +75,11 @@ class ProgressBar(pl.callbacks.ProgressBar):
         pl_module: pl.LightningModule,
         exception: BaseException,
     ) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self.disable()
 
     def disable(self) -> None:
-        """Show nothing any more; Lightning asks the further ranks for it."""
+        """Show nothing from now on; Lightning calls this on all ranks but the first."""
         if self._shown is not None:
             self._shown.end()
         self._shown = None
@@ -90,14 +90,14 @@ class ProgressBar(pl.callbacks.ProgressBar):
 
 
 def _parts(module: pl.LightningModule) -> int | None:
-    """Into how many parts a module cuts a batch of a test, each of which it counts itself; None: it does not."""
-    if isinstance(module, BankTraining):  # which cuts batches of its training
+    """Return how many parts of a test batch the module counts itself; None if it counts none."""
+    if isinstance(module, BankTraining):  # it divides its training batches
         return None
     return getattr(module, "parts", None)
 
 
 def _loss(trainer: pl.Trainer) -> str:
-    """The mean loss over maps, sites and models, as it was last logged; nothing if none was."""
+    """Return the mean loss over maps, sites and models, as it was last logged; empty if none was logged."""
     losses = []
     for name, value in trainer.callback_metrics.items():
         if name.endswith(("/loss", "/train_loss")):

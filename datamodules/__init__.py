@@ -1,1 +1,1 @@
-"""Text in, batches out: the LightningDataModules, and what they are made of."""
+"""Text in, batches out: the LightningDataModules and their parts."""

@@ -1,4 +1,4 @@
-"""Batches of tokenised text: what a batch holds, which texts it is made of, and where a restored fit goes on."""
+"""Batches of tokenised text: what they hold, how texts are grouped, and where a resumed fit continues."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,11 +12,11 @@ from torch.utils.data import DistributedSampler
 
 from aligners.errors import UserError
 
-CHUNK = 50  # batches among which texts of similar length are sought when shuffling
+CHUNK = 50  # batches within which texts of similar length are grouped when shuffling
 
 
 class Movable:
-    """A dataclass whose tensors, and those of all that it holds, move together."""
+    """A dataclass whose tensors, including those of the objects that it holds, move together."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """Copy to another device."""
@@ -32,15 +32,15 @@ class Movable:
 def _changed(
     value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]
 ) -> Any:
-    """A value with all of its tensors changed, each once, so that what parts share stays shared.
+    """Return a value with all of its tensors changed, each only once, so that shared parts stay shared.
 
     Not a closure: one that calls itself is a cycle, and would keep the tensors of every batch until Python happens to
     look for cycles.
 
     Args:
-        value: any; what is neither a tensor, nor a container, nor movable stays.
-        change: from a tensor to another.
-        done: what was changed before, by the `id` of what it was made from.
+        value: any value; what is neither a tensor, nor a container, nor movable is returned as it is.
+        change: takes a tensor and returns another.
+        done: what was changed before, by the `id` of the original.
     """
     if id(value) in done:
         return done[id(value)]
@@ -63,12 +63,12 @@ def _changed(
 
 @dataclass
 class StoredRows(Movable):
-    """The states of one model for every real token of a batch, or its row of each text, text by text.
+    """The stored states of one model for every real token of a batch, or for the one row of each text, text by text.
 
     Attributes:
         sites: ascending.
-        states: (P, d) at each of these sites, as they are stored.
-        pooled: whether they are the rows themselves, (B, d) float32 at each site.
+        states: (P, d) at each of these sites, in the stored data type.
+        pooled: whether the states are the rows themselves, (B, d) float32 at each site.
     """
 
     sites: tuple[int, ...]
@@ -83,21 +83,22 @@ class TextBatch(Movable):
     Attributes:
         inputs: for each model what its forward takes: input_ids, attention_mask and, where the model knows them,
             token_type_ids, each (B, T_m) int64. Models of equal tokenizers have the very same object.
-        special: for each model True at its special tokens and its padding, (B, T_m) bool; shared likewise.
+        special: for each model True at its special tokens and its padding, (B, T_m) bool; shared in the same way.
         text: number of each text in its split, (B,) int64.
         labels: class of each text, (B,) int64, -1 where there is none; or the number to predict, (B,) float32, NaN
             where there is none; None for plain text.
-        words: for each model the word of each token, (B, T_m) int64; shared likewise. A text's words that every
+        words: for each model the word of each token, (B, T_m) int64; shared in the same way. A text's words that every
             model has are counted from 0; -1 for special tokens, padding and the other words. None where `tokenise`
             was called without words.
-        word_count: words of each text that every model has, (B,) int64; None likewise.
+        word_count: number of each text's words that every model has, (B,) int64; None in the same case.
         number: which batch of the epoch this is, 0, 1, ..., the same on every rank.
-        text_numbers: `text` as plain numbers, for which nobody waits for a device, if the batch was made on the CPU.
-        unseen: kind of rows -> (N,) bool, text by text: which rows have a type that fitting does not see; of the kinds
+        text_numbers: `text` as plain numbers, which need no wait for a device, if the batch was made on the CPU.
+        unseen: kind of rows -> (N,) bool, text by text: which rows have a type that fitting does not see; for the kinds
             whose types are known.
-        far: kind of rows -> (N,) bool, text by text: which rows are far from all others; of the kinds that have any.
-        leave_out: whether the rows of unseen types are to be left out: this is a batch to fit on.
-        stored: the states that were read from a store, of each model that need not be run for them.
+        far: kind of rows -> (N,) bool, text by text: which rows are far from all others; for the kinds that have such
+            rows.
+        leave_out: whether the rows of unseen types are to be left out, as in a batch to fit on.
+        stored: the states read from a store, for each model that need not be run.
         answers: where the B texts are the answers to Q questions, the places of each question's answers in the batch,
             (Q, A) int64, -1 where it has fewer. `text` and `labels` are then of questions, (Q,): their numbers, and
             which of the answers is right, counted from 0.
@@ -128,7 +129,7 @@ class TextBatch(Movable):
 
 
 class BatchOfRows(list[int]):
-    """The row numbers of a batch, or of a rank's part of it, with the number of the batch."""
+    """The row numbers of a batch, or of a rank's part of it, and the number of the batch."""
 
     def __init__(self, rows: Iterable[int], number: int) -> None:
         super().__init__(rows)
@@ -136,26 +137,26 @@ class BatchOfRows(list[int]):
 
 
 class LengthBatches(DistributedSampler):
-    """Groups texts of similar length into batches, so that little is padded: a list of row numbers for each step.
+    """Groups texts of similar length into batches, to save padding; yields a list of row numbers for each step.
 
-    Used as `DataLoader(dataset, sampler=LengthBatches(...), batch_size=None)`. Every text comes once per
-    epoch, over all ranks, and every rank has batches, none of them empty. The batches of all ranks together are
-    those that a single rank would have. It is a `DistributedSampler` so that Lightning leaves it in place.
+    Used as `DataLoader(dataset, sampler=LengthBatches(...), batch_size=None)`. Every text comes once per epoch, over
+    all ranks. Every rank has batches, and none is empty. Together, the ranks have the batches that a single rank would
+    have. It is a `DistributedSampler` so that Lightning leaves it in place.
 
     Args:
         lengths: number of tokens of each text, (n,).
-        batch_size: texts per step over all ranks. Batches are as equal as can be, and none is larger than this
-            unless fewer than `world` texts per batch would be left.
+        batch_size: texts per step over all ranks. Batches are as equal in size as possible, and none is larger than
+            this unless fewer than `world` texts per batch would be left.
         shuffle: a new order every epoch, from `seed` and the epoch. Otherwise the longest texts come first,
             so that a batch too large for the memory shows at once.
-        whole: what a rank takes. False: every `world`-th text of each batch, so that all ranks have equally many
-            batches. True: every `world`-th batch, whole, for what is computed batch by batch; some ranks may
-            have one batch more, and batches are the same for any number of ranks.
+        whole: how ranks share the batches. False: every `world`-th text of each batch, so that all ranks have equally
+            many batches. True: every `world`-th batch, whole, for results that are computed batch by batch; some ranks
+            may have one batch more, and the batches are the same for any number of ranks.
         seed: of the order.
         rank: this process's number, 0..world - 1.
         world: number of processes.
         chosen: numbers of the texts that take part, in the order of `lengths`; default: 0..n - 1.
-        first_epoch: the first epoch has the order of this number.
+        first_epoch: number of the first epoch, which decides its order.
 
     Attributes:
         count: batches per epoch, of all ranks together.
@@ -192,7 +193,7 @@ class LengthBatches(DistributedSampler):
                 f"Expected at least one {what} for each of the {world} ranks, but got {n} texts in batches of "
                 f"{batch_size} (`batch_size`). Use fewer devices, more text, or another `batch_size`."
             )
-        data: Any = self.lengths  # of which only the length is asked for
+        data: Any = self.lengths  # only its length is used
         super().__init__(
             data, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed
         )
@@ -203,7 +204,7 @@ class LengthBatches(DistributedSampler):
         return len(self._own())
 
     def described(self) -> tuple[Any, ...]:
-        """Everything that decides the batches of the next epoch and their parts, beside the texts' lengths."""
+        """Return what decides the batches of the next epoch, except for the texts' lengths."""
         chosen = None if self.chosen is None else self.chosen.tolist()
         order = (self.shuffle, self.seed, self.first_epoch + self.epoch)
         parts = (self.count, self.whole, self.num_replicas)
@@ -227,7 +228,7 @@ class LengthBatches(DistributedSampler):
             yield BatchOfRows(texts.tolist(), number)
 
     def _own(self) -> range:
-        """The numbers of the batches of which this rank takes all or a part."""
+        """Return the numbers of the batches of which this rank takes all or a part."""
         if self.whole:
             return range(self.rank, self.count, self.num_replicas)
         return range(self.count)
@@ -249,7 +250,7 @@ class LengthBatches(DistributedSampler):
 
 
 def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
-    """The number of batches that a Trainer reads of `batches`, under its `limit_train_batches` or `limit_test_batches`.
+    """Return how many of `batches` a Trainer reads, under its `limit_train_batches` or `limit_test_batches`.
 
     Raises:
         ValueError: the limit leaves none.
@@ -270,18 +271,18 @@ def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
     """Set the counters of a restored fit loop to what they were at the end of its last whole batch.
 
     Lightning 2.6 has no public way to say at which batch a fit begins. `tests/datamodules/test_batches.py` fails when a
-    name that is used here is no longer Lightning's.
+    name used here no longer exists in Lightning.
 
-    Only the number of processed batches can be relied on. Lightning's counter of batches that began in all epochs
-    still includes one that was cut off (Lightning 2.6 corrects the current epoch only), and a validation that is due
-    every so many batches would then come one batch too soon.
+    Only the number of processed batches can be relied on. Lightning's counter of all batches begun still includes one
+    that was cut off, as Lightning 2.6 corrects the current epoch only. A validation at every n-th batch would then come
+    one batch too soon.
 
     Args:
-        fit_loop: of the Trainer, after it was restored and before it runs.
-        batches: in an epoch.
+        fit_loop: the Trainer's, after it was restored and before it runs.
+        batches: number of batches in an epoch.
 
     Returns:
-        The epoch in which the next batch is, from 0, and how many batches of it have been.
+        The epoch of the next batch, counted from 0, and how many of its batches are done.
     """
     loop = fit_loop.epoch_loop
     done = loop.batch_progress.total.processed
@@ -304,6 +305,6 @@ def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
 
 
 def _end(tracker: Any, batches: int) -> None:
-    """Say that the last of so many batches was processed, and is yet to be completed."""
+    """Record that the last of so many batches was processed, but not yet completed."""
     tracker.ready = tracker.started = tracker.processed = batches
     tracker.completed = batches - 1

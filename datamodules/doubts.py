@@ -1,4 +1,4 @@
-"""What makes figures doubtful whatever the maps: texts unknown to a tokenizer, and models that know none."""
+"""Signs that figures cannot be trusted: texts that a tokenizer does not know, and models that know no texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aligners.models.loading.known import SleepingModel
 from aligners.models.model import FrozenModel
 
 UNKNOWN, COMMONEST, REPEATED = 0.1, 0.5, 0.1  # shares beyond which texts are doubtful
-READ_TEXTS = 64  # by which a language model is compared with frequencies alone
+READ_TEXTS = 64  # how a language model is compared with token frequencies alone
 AT_ONCE = 4  # texts of a batch
 MASKED_SHARE = 0.15
 NAMES = {
@@ -36,13 +36,13 @@ NAMES = {
 def text_doubts(
     ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | None
 ) -> list[str]:
-    """List what is wrong with texts as tokens, in words.
+    """List, in words, what is wrong with texts after tokenising.
 
     Args:
         ids: (T,) tokens of all texts, end to end.
-        special: (T,) which of them are special, such as those that begin a text.
+        special: (T,) which tokens are special, such as those that begin a text.
         lengths: (n,) tokens of each text.
-        unknown: number of the token that stands for all that the tokenizer does not know; None: it has none.
+        unknown: number of the token that stands for everything unknown to the tokenizer; None: it has none.
     """
     doubts = []
     plain = ids[~special].long()
@@ -56,7 +56,7 @@ def text_doubts(
     if commonest > COMMONEST:
         distinct = int((counts > 0).sum())
         doubts.append(
-            f"{commonest:.0%} of their {len(plain):,} tokens are one and the same, out of {distinct:,}"
+            f"{commonest:.0%} of their {len(plain):,} tokens are the same one, out of {distinct:,} different ones"
         )
     different = {part.numpy().tobytes() for part in ids.split(lengths.tolist())}
     repeated = 1 - len(different) / max(len(lengths), 1)
@@ -71,13 +71,14 @@ def short_name(model: FrozenModel) -> str:
 
 
 class Doubts:
-    """Looks at the texts and models of a data module, and cautions about what makes figures doubtful.
+    """Looks at the texts and models of a data module, and warns of what makes figures doubtful.
 
     Args:
         data: the data module, a `TextModule`.
 
     Attributes:
-        compared_on: the split on whose first texts models are compared with frequencies; None before its setup.
+        compared_on: the split whose first texts language models are compared on with token frequencies; None before its
+            setup.
     """
 
     compared_on: Split | None = None
@@ -88,14 +89,14 @@ class Doubts:
         self._compared = False
 
     def look_at_texts(self, split: Split, texts: TokenisedTexts) -> None:
-        """Look at a split as the tokens of each model, once."""
+        """Check a split as each model's tokens, once."""
         if texts in self._seen:
             return
         self._seen.add(texts)
         models = self.data.frozen
         for number, tokenizer in enumerate(self.data.frozen_models.tokenizers):
             if texts.first_with(number) != number:
-                continue  # the same tokens as an earlier model's
+                continue  # the same tokens as those of an earlier model
             unknown = getattr(tokenizer, "unk_token_id", None)
             doubts = text_doubts(*texts.tokens_of(number), unknown)
             if doubts:
@@ -106,7 +107,7 @@ class Doubts:
                 )
 
     def look_at_models(self) -> None:
-        """Compare each language model's loss on some texts with that of the frequencies of tokens alone, once."""
+        """Compare each language model's loss on some texts, once, with the loss of token frequencies alone."""
         if self._compared or self.compared_on is None:
             return
         self._compared = True
@@ -117,12 +118,12 @@ class Doubts:
                     self._compare(model, number, texts)
 
     def _compare(self, model: FrozenModel, number: int, texts: TokenisedTexts) -> None:
-        """Caution if a model predicts tokens worse than their frequencies do."""
+        """Warn if a model predicts tokens worse than their frequencies do."""
         ids, special, _ = texts.tokens_of(number)
         counted = ids if model.task == "causal" else ids[~special]
         vocabulary = int(model.model.config.get_text_config().vocab_size)
         counts = counted.long().bincount(minlength=vocabulary).double()
-        # One is added to the count of each token, and the token itself is left out.
+        # Each token's count is increased by one, and the token being predicted is not counted.
         others = counts.sum() - 1 + vocabulary
         own = unigram = 0.0
         units = 0
@@ -142,7 +143,7 @@ class Doubts:
 
 
 def _can_predict(model: FrozenModel) -> bool:
-    """Whether a model predicts tokens. One whose states come from a store is not loaded for this."""
+    """Tell whether a model predicts tokens. One whose states come from a store is not loaded for this."""
     if isinstance(model, SleepingModel) or model.task not in ("causal", "masked"):
         return False
     if model.task == "causal":
@@ -153,7 +154,7 @@ def _can_predict(model: FrozenModel) -> bool:
 def _targets(
     model: FrozenModel, number: int, texts: TokenisedTexts
 ) -> Iterator[tuple[Mapping[str, Tensor], Targets]]:
-    """Some texts and the tokens that are to be predicted, on the model's device."""
+    """Return some texts and the tokens to predict, on the model's device."""
     count = min(READ_TEXTS, len(texts))
     for first in range(0, count, AT_ONCE):
         batch = texts[list(range(first, min(first + AT_ONCE, count)))]

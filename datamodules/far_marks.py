@@ -1,4 +1,4 @@
-"""Finds the far rows of a data module's texts, and says what they do to its figures."""
+"""Finds the far rows of a data module's texts, and reports their effect on its figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 
 AT_ONCE = 4  # training batches that are read at a time
-IN_MEANS = "They are in the means of their texts: leave out special tokens, if these are far, or read words"
+IN_MEANS = "They enter the means of their texts: leave out special tokens, if these are the far ones, or read words"
 KEPT = {
     "leave_out": "They are left out of fits, errors and measures, and injection leaves Y's own states in their place",
     "keep": "They are kept",
@@ -36,15 +36,15 @@ ByText = dict[RowKind, dict[int, Tensor]]  # the marks of each text's rows
 
 
 class FarModel:
-    """A model that is read, and what is far for it.
+    """A model that is read, and which of its rows are far.
 
     Args:
         data: the data module.
-        number: of the model.
-        sites: that are read of it.
+        number: number of the model.
+        sites: sites at which it is read.
 
     Attributes:
-        samples: what was found out about its rows, by their kind.
+        samples: findings about its rows, for each kind.
     """
 
     def __init__(self, data: Any, number: int, sites: list[int]) -> None:
@@ -60,7 +60,7 @@ class FarModel:
         return sample is not None and bool(sample.far.any())
 
     def far(self, kind: RowKind, states: Tensor) -> Tensor:
-        """Which rows of a kind (S, N, d) are far, (N,) on the CPU."""
+        """Return which rows (S, N, d) of a kind are far, (N,) on the CPU."""
         if self.has_far(kind):
             reach = self.samples[kind].reach
             return reach.beyond(states).cpu()
@@ -68,17 +68,17 @@ class FarModel:
         return torch.zeros(count, dtype=torch.bool)
 
     def load(self, split: Split, **options: Any) -> Any:
-        """A loader of a split's texts, all of them for every rank, with the model's states if there is a store."""
+        """Make a loader of a split's texts, all of them on every rank, with the model's states if there is a store."""
         sites: list[list[int]] = [[] for _ in self.data.frozen]
         sites[self.number] = self.sites
         return self.data.load(split, alone=True, sites=sites, **options)
 
     def running(self) -> Any:
-        """A context in which the model is on the device where it runs."""
+        """Return a context in which the model is on the device where it runs."""
         return self.data.frozen_models.running(self.model, self.data.run_device)
 
     def read(self, batch: TextBatch, kinds: Kinds) -> list[Read]:
-        """For each kind where its rows are, on the CPU, and their states (S, N, d)."""
+        """Return for each kind where its rows are, on the CPU, and their states (S, N, d)."""
         device = self.model.device
         chosen = []
         placed = []
@@ -98,7 +98,7 @@ class FarModel:
         return list(zip(kinds, chosen, states, strict=True))
 
     def sample(self, split: Split, kinds: Kinds) -> None:
-        """Measure what is far, for the kinds of which that is not known, on the first `SAMPLE_ROWS` rows."""
+        """Find out what is far, for the kinds where that is not yet known, on the first `SAMPLE_ROWS` rows."""
         kinds = [kind for kind in kinds if kind not in self.samples]
         if not kinds:
             return
@@ -118,7 +118,7 @@ class FarModel:
             self.samples[kind] = sample
 
     def _first_rows(self, split: Split, kinds: Kinds) -> Iterator[list[Read]]:
-        """Read batches of the first texts of a split, until there are `SAMPLE_ROWS` rows of the first kind."""
+        """Read batches of a split's first texts until they hold `SAMPLE_ROWS` rows of the first kind."""
         size = SAMPLE_TEXTS // AT_ONCE
         loader = self.load(split, only=SAMPLE_TEXTS, batch_size=size)
         count = 0
@@ -132,7 +132,7 @@ class FarModel:
                     return
 
     def mark(self, split: Split, kinds: Kinds, marks: ByText) -> None:
-        """Mark what is far for this model in all texts of a split, beside what is marked already."""
+        """Add the rows that are far for this model to the marks of a split."""
         size = AT_ONCE * self.data.batch_size
         loader = self.load(split, batch_size=size)
         said = f"Looking for far rows of {self.model.name}"
@@ -147,7 +147,7 @@ class FarModel:
 
 
 class FarMarks:
-    """Which rows of a data module's splits are far from all others, for any of its models at any site that is read.
+    """The rows of a data module's splits that are far from all others, for any of its models at any site that is read.
 
     What is far is measured once, on `SAMPLE_TEXTS` texts of the split that the run reads first. Models without far rows
     among these are taken to have none.
@@ -162,7 +162,7 @@ class FarMarks:
 
     @cached_property
     def _models(self) -> list[FarModel]:
-        """Each model that is read, once, with all sites at which it is read."""
+        """Return each model that is read, once, with all sites at which it is read."""
         models = self.data.frozen
         sites: dict[int, set[int]] = defaultdict(set)
         wanted = self.data.wanted_sites()
@@ -176,7 +176,7 @@ class FarMarks:
         return read
 
     def of(self, split: Split, kinds: Kinds) -> Mapping[RowKind, Marks]:
-        """The far rows of a split, of those of the kinds that have any: of tokens or words, never of whole texts.
+        """Return a split's far rows for each kind that has some: kinds of tokens or words, never of whole texts.
 
         Args:
             split: which texts.
@@ -201,14 +201,14 @@ class FarMarks:
         return far
 
     def _note_means(self, split: Split, kinds: Kinds) -> None:
-        """Caution about far tokens that are in the means of their texts."""
+        """Warn of far tokens that enter the means of their texts."""
         for kind in kinds:
             if kind.policy == "mean":
                 tokens = RowKind("tokens", kind.special_tokens)
                 self.note(split, tokens, IN_MEANS, "tokens")
 
     def any(self) -> bool:
-        """Whether there are far rows in the splits that were read so far."""
+        """Tell whether there are far rows in the splits read so far."""
         for of_kinds in self._found.values():
             for marks in of_kinds.values():
                 if marks.flat.any():
@@ -216,7 +216,7 @@ class FarMarks:
         return False
 
     def _sample(self, split: Split, kinds: Kinds) -> None:
-        """Measure what is far for each model, on the split that the run reads first."""
+        """Find out what is far for each model, on the split that the run reads first."""
         trainer = self.data.trainer
         if trainer is not None:
             stage = getattr(getattr(trainer, "state", None), "fn", "fit")
@@ -227,7 +227,7 @@ class FarMarks:
             model.sample(split, kinds)
 
     def _mark(self, split: Split, kinds: Kinds) -> dict[RowKind, Marks]:
-        """Mark what is far for any model, in all texts of a split."""
+        """Mark the rows of a split's texts that are far for any model."""
         by_text: ByText = defaultdict(dict)
         for model in self._models:
             if any(map(model.has_far, kinds)):
@@ -238,13 +238,13 @@ class FarMarks:
     def note(
         self, split: Split, kind: RowKind, become: str, what: str = "rows"
     ) -> None:
-        """Caution about far rows where nothing leaves them out, judged by some texts of a split.
+        """Warn of far rows where nothing leaves them out, judging by some texts of a split.
 
         Args:
             split: which texts.
             kind: of rows.
-            become: what becomes of far ones, in words.
-            what: the rows are called.
+            become: what happens to far rows, in words.
+            what: what the rows are called.
         """
         self._sample(split, [kind])
         far: Tensor | None = None
@@ -254,14 +254,14 @@ class FarMarks:
             own = model.samples[kind].far
             if far is None:
                 far = own
-            elif len(own) == len(far):  # the same rows, as models of one tokenizer have
+            elif len(own) == len(far):  # the same rows, as with models of one tokenizer
                 far = far | own
         if far is not None:
-            which = f"{NAMES[split]} {what} that were looked at"
+            which = f"{NAMES[split]} {what} that were checked"
             self._caution(far, which, kind, become)
 
     def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
-        """Say how many rows are far and what they do. This is said once, of the texts that are read first."""
+        """Report how many rows are far and what they do; once, for the texts that are read first."""
         count = int(far.sum())
         said = "far from all others" in " ".join(self.data.cautions)
         if not count or said:
@@ -278,7 +278,7 @@ class FarMarks:
 
 
 def _joined(by_text: dict[int, Tensor], texts: int) -> Marks:
-    """The marks of all texts of a split; of none if no model has far rows."""
+    """Return the marks of all texts of a split; none if no model has far rows."""
     no_rows = torch.zeros(0, dtype=torch.bool)
     parts = [by_text.get(text, no_rows) for text in range(texts)]
     counts = torch.tensor(list(map(len, parts)))

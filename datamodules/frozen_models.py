@@ -1,4 +1,4 @@
-"""The frozen models of a data module: which they are, how they are loaded, and where they go."""
+"""The frozen models of a data module: which there are, how they are loaded, and on which devices."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,10 +26,10 @@ from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 
 PACKED_ALIKE = (
-    "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
+    "`packed` cuts texts into sequences of equally many tokens, which must hold the same text for all models",
     "Leave `packed` out",
 )
-# A device, or where the parts of a model go; else the run's device.
+# A device, or where the parts of a model go; otherwise the run's device is used.
 Place = tuple[str | None, DeviceMap | None]
 
 
@@ -37,23 +37,23 @@ class FrozenModels:
     """Models that never train, loaded on first use.
 
     Args:
-        named: name and revision of each; one that is named twice is one object.
-        one_tokenizer: why they need equal tokenizers, and what to do otherwise; None: they do not.
+        named: name and revision of each model; a model named twice is one object.
+        one_tokenizer: why the models need equal tokenizers, and what else the user can do; None: they do not need them.
         texts: loads the texts that embedded models are trained on.
         max_length: longest text in tokens, for which each model must have positions.
-        known: models whose weights were read before, and need not be where nothing is run.
+        known: models whose weights were read before, so that they need not be loaded where nothing is run.
         bases: names of further models, which come after the others.
-        under_heads: makes them, from the first of the others.
-        packed: whether texts are laid end to end, with the token that ends one.
-        dtype: precision of the models: float32, bfloat16 or float16.
+        under_heads: makes the `bases`, given the first of the other models.
+        packed: whether texts are laid end to end, each followed by an end-of-text token.
+        dtype: floating-point type of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code from a model's repository. Off by default: it is somebody else's code.
         merge_adapters: add the weights of adapters (LoRA and others) to those of their bases. Unmerged, an adapter and
-            its base, or two adapters of one base, share the base's memory. Default: where that is exact to rounding, in
-            float32 and unquantised.
+            its base, or two adapters of one base, share the base's memory. Default: merge where that is exact up to
+            rounding: in float32, without quantisation.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
-        devices: device of each model, such as cuda:1; default: the run's. For one process only. Batches and what is
-            read stay on the run's device.
+        devices: device of each model, such as cuda:1; default: the run's. Only for a run of one process. Batches and
+            the states that are read stay on the run's device.
         device_map: for each model, where its parts go if it is too large for one device: `auto`, or modules and
             devices, as transformers takes it; needs accelerate.
     """
@@ -97,11 +97,11 @@ class FrozenModels:
         self.cache = cache
         self.devices = devices
         self.device_map = device_map
-        # models that share another's tokenizer, and their own
+        # models that share another's tokenizer -> their own tokenizers
         self._replaced: dict[FrozenModel, PreTrainedTokenizerBase] = {}
 
     def config(self) -> dict[str, Any]:
-        """The options that a checkpoint keeps, as plain values."""
+        """Return the options that a checkpoint keeps, as plain values."""
         return {
             "dtype": self.dtype,
             "attn_implementation": self.attn_implementation,
@@ -112,10 +112,10 @@ class FrozenModels:
 
     @cached_property
     def loaded(self) -> list[FrozenModel]:
-        """All models, in the order of `named`, further ones last.
+        """Load all models: those of `named` in their order, then the `bases`.
 
         Raises:
-            ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
+            ValueError: a model cannot be loaded or has too few positions, or tokenizers that must agree differ.
         """
         places = dict(zip(self.named, self.places, strict=True))
         loaded = {}
@@ -160,10 +160,10 @@ class FrozenModels:
 
     @cached_property
     def sharing(self) -> list[FrozenModel]:
-        """All models; those that make the same tokens of all texts share a tokenizer, however each would pad.
+        """Load all models; those that get the same tokens from all texts share a tokenizer, however each would pad.
 
         Raises:
-            ValueError: as in `loaded`, or tokenizers differ on a text that must not.
+            ValueError: as in `loaded`, or tokenizers that must agree differ on a text.
         """
         different: list[FrozenModel] = []
         for model in self.loaded:
@@ -182,7 +182,7 @@ class FrozenModels:
         return self.loaded
 
     def check_tokens(self, texts: Texts) -> None:
-        """Raise if models that share a tokenizer would have other tokens of further texts.
+        """Raise if models that share a tokenizer would get different tokens from further texts.
 
         Raises:
             ValueError: naming the models.
@@ -191,12 +191,12 @@ class FrozenModels:
         for model, own in self._replaced.items():
             if not self._same_tokens_of(own, _tokenizer(model), texts):
                 raise UserError(
-                    f"Expected texts of which {model.name} and the first model have the same tokens, as they have of "
-                    f"the others, but those of {texts.origin['source']!r} differ. Leave them out."
+                    f"Expected texts that {model.name} and the first model turn into the same tokens, as they do the"
+                    f" others, but for those of {texts.origin['source']!r} their tokens differ. Leave them out."
                 )
 
     def _same_tokens(self, a: FrozenModel, b: FrozenModel) -> bool:
-        """Whether two models get the same tokens of every text."""
+        """Tell whether two models get the same tokens from every text."""
         one = _tokenizer(a)
         other = _tokenizer(b)
         if same_tokenizer(one, other):
@@ -215,16 +215,16 @@ class FrozenModels:
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
-        """The tokenizer of each model."""
+        """Return the tokenizer of each model."""
         return list(map(_tokenizer, self.sharing))
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
-        """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
+        """Return the tokenizers that may have a chat template, by their models' names; embedded models have none."""
         names = [name for name, _ in self.named]
         for name in names:
-            if name.startswith(EMBEDDED):  # which is trained on the texts
+            if name.startswith(EMBEDDED):  # it is trained on the texts
                 return {}
-        # Their own, which may have a template: they are shared once the texts are there.
+        # Each model's own tokenizer, which may have a template: tokenizers are shared once the texts are there.
         tokenizers = {}
         for name, model in zip(names, self.loaded, strict=False):
             tokenizers[name] = self._replaced.get(model, _tokenizer(model))
@@ -234,10 +234,10 @@ class FrozenModels:
 
     @property
     def places(self) -> list[Place]:
-        """Where each model goes.
+        """Return where each model goes.
 
         Raises:
-            ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
+            ValueError: `devices` or `device_map` does not have one entry for each model, or they contradict each other.
         """
         count = len(self.named)
         options = {"devices": self.devices, "device_map": self.device_map}
@@ -275,11 +275,11 @@ class FrozenModels:
     def place(
         self, device: torch.device | str, needed: Collection[int] | None = None
     ) -> None:
-        """Move each model where the user wants it, or to the device of the run.
+        """Move each model to where the user wants it, or to the device of the run.
 
         Args:
-            device: of the run.
-            needed: numbers of the models that are; the others wait on the CPU. Default: all.
+            device: device of the run.
+            needed: numbers of the models to move; the others wait on the CPU. Default: all.
         """
         wanted = set(self.loaded)
         if needed is not None:
@@ -313,7 +313,7 @@ class FrozenModels:
 
     @property
     def embedded_depths(self) -> list[int] | None:
-        """The number of blocks of each model, before any is made; None unless all are embedded."""
+        """Return the number of blocks of each model before any is made; None unless all are embedded."""
         depths = []
         for name, _ in self.named:
             if not name.startswith(EMBEDDED):
@@ -322,7 +322,7 @@ class FrozenModels:
         return depths
 
     def widths(self) -> list[int]:
-        """The width of each model's states, known before any is made or loaded.
+        """Return the width of each model's states, before any model is made or loaded.
 
         Raises:
             ValueError: there is no such model.
@@ -340,7 +340,7 @@ class FrozenModels:
         """Train the embedded models that are not in the cache.
 
         Raises:
-            ValueError: one of them has too few positions, or the texts do not train it.
+            ValueError: one of them has too few positions, or the texts cannot train it.
         """
         for name, _ in self.named:
             if name.startswith(EMBEDDED):
@@ -349,7 +349,7 @@ class FrozenModels:
             self.path(name)
 
     def path(self, name: str) -> str:
-        """The folder of an embedded model, which is trained now if the cache lacks it; any other name unchanged."""
+        """Return the folder of an embedded model, which is trained now if the cache lacks it; other names unchanged."""
         if not name.startswith(EMBEDDED):
             return name
         seed, recipe = embedded_recipe(name)
@@ -367,7 +367,7 @@ class FrozenModels:
         return str(folder)
 
     def fitted_on(self, *, embedded: bool = False) -> dict[str, FittedTexts]:
-        """The texts that models were trained on, by the models' names, as far as that is known.
+        """Return the texts that models were trained on, by the models' names, as far as they are known.
 
         Args:
             embedded: whether to count embedded models, which are trained on the fitting texts.
@@ -384,7 +384,7 @@ class FrozenModels:
 
 
 def _tokenizer(model: FrozenModel) -> PreTrainedTokenizerBase:
-    """The tokenizer with which a model was loaded."""
+    """Return the tokenizer that a model was loaded with."""
     return cast(PreTrainedTokenizerBase, model.tokenizer)
 
 
@@ -408,10 +408,10 @@ def _check_classes(name: str, texts: Texts) -> None:
 def with_revisions(
     models: Sequence[str], revisions: Sequence[str | None] | None
 ) -> list[tuple[str, str | None]]:
-    """Pair each model with its revision, by default None, the main one.
+    """Pair each model with its revision; None, the default, stands for the main one.
 
     Raises:
-        ValueError: there is no model, or not one revision for each.
+        ValueError: no model is given, or the numbers of models and revisions differ.
     """
     if not models:
         raise UserError("Expected `models` to name at least one model, but got none.")
