@@ -44,11 +44,11 @@ class LayerBatch:
         texts: the tokenised batch: inputs and words of each model.
         rows: where the rows of each model came from.
         states: for each model (L_m, N, d_m), float32; row n is the same word, token or text in all of them. A model
-            that is named twice has the very same object twice, one whose layers are not wanted none: (0, N, d_m).
+            that is named twice has the same object twice; one whose layers are not wanted has (0, N, d_m).
         attention: for each model the weights of its blocks 1, 2, ..., each (B, H_m, T_m, T_m), from the token of the
             third axis to that of the fourth, zero at padding; none for a model whose layers are not wanted; None unless
             they are read.
-        whole: where rows that are far from all others are left out, the same with them, and marked in `rows[0].far`.
+        whole: where rows that are far from all others are left out, the same batch with them, marked in `rows[0].far`.
     """
 
     texts: TextBatch
@@ -59,21 +59,20 @@ class LayerBatch:
 
     @property
     def text(self) -> Tensor:
-        """Id of the text of each row, (N,); the rows of a text stand together."""
+        """Id of the text of each row, (N,); the rows of a text are adjacent."""
         return self.texts.text[self.rows[0].owner]
 
     @property
     def token(self) -> Tensor:
-        """Number of each row among those of its text, 0, 1, ..., (N,): the same however texts are batched and padded.
+        """Number of each row among those of its text, 0, 1, ..., (N,): the same for any batching and padding.
 
-        A word's number among the words that all models have, a token's among those that count, 0 for a text's only
-        row.
+        Words are counted among those that all models have, tokens among those that count; a text's only row is 0.
         """
         return self.rows[0].place
 
     @property
     def counterpart(self) -> "LayerBatch":
-        """The batch with far rows, if they are left out, or without, if they are kept; itself, if it has none."""
+        """The batch with far rows, if they were left out, or without them, if kept; itself, if it has none."""
         far = self.rows[0].far
         if self.whole is not None:
             return self.whole
@@ -83,7 +82,7 @@ class LayerBatch:
         return self.only((~far).nonzero()[:, 0], rows)
 
     def only(self, numbers: Tensor, rows: tuple[Rows, ...]) -> "LayerBatch":
-        """Some of the rows, by their numbers (N',); what is one object stays one."""
+        """Return some of the rows, by their numbers (N',); what was one object stays one."""
         selected: dict[int, Tensor] = {}
         for states in self.states:
             if id(states) not in selected:
@@ -94,15 +93,15 @@ class LayerBatch:
 
 @dataclass(eq=False)
 class LayerReader:
-    """Reads the same rows of M frozen models at all wanted layers, each model's blocks run once.
+    """Reads the same rows of M frozen models at all wanted layers, running each model's blocks once.
 
     Args:
-        models: the models; one may be there several times and is read once.
+        models: the models; one may be listed several times and is read once.
         layers: of each model.
         kind: of the rows.
         attention: also read the attention weights of every block.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
-        leave_out_far: rows that are far from all others are left out; else they are marked.
+        leave_out_far: whether rows that are far from all others are left out; otherwise they are marked.
 
     Raises:
         ValueError: a model does not have a layer.
@@ -122,7 +121,7 @@ class LayerReader:
         self.check = FiniteCheck()
 
     def prepare(self, texts: TextBatch) -> Prepared:
-        """Choose the rows of each model, which belongs on the CPU."""
+        """Choose the rows of each model while the batch is on the CPU."""
         rows = choose_rows(texts, self.kind, leave_out_far=self.leave_out_far)
         return Prepared(texts, rows)
 
@@ -133,7 +132,7 @@ class LayerReader:
 
         Args:
             prepared: the batch.
-            layers: to read of each model, none of a model that is not needed; default: all wanted ones.
+            layers: layers to read of each model, none for a model that is not needed; default: all wanted ones.
 
         Raises:
             ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
@@ -169,13 +168,13 @@ class LayerReader:
         m: int,
         layers: Sequence[int] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read another model in the place of one, such as its untrained twin.
+        """Read another model in place of one, for example its untrained twin.
 
         Args:
-            model: with the tokenizer of model m, on the batch's device.
-            batch: that was read.
+            model: has the tokenizer of model m, and is on the batch's device.
+            batch: a batch that was read.
             m: number of the model whose inputs it gets.
-            layers: to read; default: all that are wanted of model m.
+            layers: layers to read; default: all that are wanted of model m.
 
         Returns:
             Its rows at the layers (L_m, N, d), and the attention weights (B, H, T, T) of each block, if they are read.
@@ -195,7 +194,7 @@ class LayerReader:
         rows: Rows,
         layers: Sequence[int],
     ) -> tuple[Tensor, list[Tensor]]:
-        """Some rows of a model at some layers, and its attention weights if they are read."""
+        """Read some rows of a model at some layers, and its attention weights if they are wanted."""
         weights: list[Tensor] = []
         if not layers:
             device = rows.index.device
@@ -216,12 +215,12 @@ class LayerReader:
 
 
 class LayerActivations(TextModule):
-    """Turns text into the same rows of all layers of M frozen models, read on the device where the measures are.
+    """Turns text into the same rows of all layers of M frozen models, read on the device that computes the measures.
 
     A batch is a `LayerBatch`: `states` (L_m, N, d_m) of each model, `text` and `token` of each row, the batch's
-    `number`, with `attention=True` also the attention weights and the words of all tokens. The batches of a split,
-    and their numbers, are the same for any number of ranks: rank r of w reads batches r, r + w, ... whole. `seed`
-    draws their texts, within the bounds of similar length in a batch. Minibatch measures depend on `batch_size`.
+    `number`, with `attention=True` also the attention weights and the words of all tokens. The batches of a split, and
+    their numbers, are the same for any number of ranks: rank r of w reads the whole batches r, r + w, ... `seed` draws
+    their texts, as far as similar lengths in a batch allow. Minibatch measures depend on `batch_size`.
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
@@ -241,11 +240,10 @@ class LayerActivations(TextModule):
         attention: also read the attention weights of all blocks.
         component: what is read at a layer: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no layer 0.
-        far_rows: `leave_out`: rows that any of the models, at any layer that is read, sets more than five times as far
-            from the median row as it does half of the rows (ten times for what sub-layers add) are left out. Language
-            models do so with the first token of a text; a few such rows hold nearly all of the variance, and by them
-            all models are alike. `keep`: they count like any other. Values with and without them are reported either
-            way.
+        far_rows: `leave_out`: leave out a row if, for any model and layer read, it is more than five times as far from
+            the median row as half of the rows are (ten times for what sub-layers add). In language models the first
+            token of a text is such a row; a few of them hold nearly all of the variance, and make all models look
+            alike. `keep`: they count like any other. Values with and without them are reported either way.
         options: of `TextModule` and `FrozenModels`, by their names.
 
     Raises:
@@ -306,7 +304,7 @@ class LayerActivations(TextModule):
 
     @property
     def kinds_read(self) -> Sequence[RowKind]:
-        """Those of `rows`."""
+        """The kinds of rows that are read: the one of `rows`."""
         return [RowKind(self.rows, self.special_tokens)]
 
     @cached_property
@@ -353,7 +351,7 @@ class LayerActivations(TextModule):
         }
 
     def keep_far(self) -> None:
-        """Keep far rows from now on, for what needs every row of a text."""
+        """Keep far rows from now on, for evaluations that need every row of a text."""
         self.far_rows = "keep"
         self.reader.leave_out_far = False
 
@@ -362,11 +360,11 @@ class LayerActivations(TextModule):
         splits: Sequence[Split] = ("test",),
         layers: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> None:
-        """Choose the splits that `test_dataloader` loads, one after the other, and what is read of each.
+        """Choose the splits that `test_dataloader` loads, one after the other, and the layers read on each.
 
         Args:
-            splits: which; one may come several times.
-            layers: for each of them the layers to read of each model, none of a model that is not needed: on a GPU it
+            splits: splits to load; one may come several times.
+            layers: for each split, the layers to read of each model, none for a model that is not needed: on a GPU it
                 then waits on the CPU. Default: all wanted layers of all models.
         """
         self.splits = tuple(splits)
@@ -386,7 +384,7 @@ class LayerActivations(TextModule):
         Args:
             split: which texts.
             shuffle: whether `seed` draws the order; otherwise the longest texts come first.
-            layers: of each model that come along from a store; default: all wanted ones.
+            layers: layers of each model whose states come along from a store; default: all wanted ones.
             options: `only` and `batch_size` of `load`.
         """
         sites = layers or self.wanted_sites()
@@ -397,7 +395,7 @@ class LayerActivations(TextModule):
         return self.load(data, shuffle=shuffle, whole=True, sites=sites, **options)
 
     def test_dataloader(self) -> list[DataLoader]:
-        """The texts of `splits`, with what is planned for each."""
+        """Load the texts of `splits`, as planned for each."""
         self.complete_store(self.splits)
         planned = zip(self.splits, self._planned, strict=True)
         return [self.loader(split, layers=layers) for split, layers in planned]
@@ -405,7 +403,7 @@ class LayerActivations(TextModule):
     # ------------------------------------------------------------------ Lightning's hooks
 
     def place_models(self, device: torch.device | str) -> None:
-        """Leave each model where it is until a batch needs it: not all of a plan may fit on a GPU at once."""
+        """Leave each model where it is until a batch needs it: the models of a plan may not all fit on a GPU."""
 
     def on_before_batch_transfer(
         self, batch: TextBatch, dataloader_idx: int

@@ -1,4 +1,4 @@
-"""The LightningDataModule of texts for whole models, which it does not run, and the options that users give it."""
+"""The LightningDataModule of texts for whole models, which it does not run, and the options that users can set."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ from aligners.models.model_identity import code_not_run
 
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (
-    "Stitching puts the state of a token where another model has that of the same token",
-    "Position by position these would be different pieces of text: choose models of one tokenizer",
+    "Stitching puts the state of a token in place of another model's state of the same token",
+    "At each position the models would read different pieces of text: choose models of one tokenizer",
 )
 
 
@@ -46,7 +46,7 @@ class ModelTexts(TextModule):
     all of whose texts have labels.
 
     Args:
-        chosen: the user's options by their names, for `config`.
+        chosen: the options that the user set, by name, for `config`.
         one_tokenizer: see `TextModule`.
         options: of `TextModule` and `FrozenModels`, by their names.
     """
@@ -102,7 +102,7 @@ class ModelTexts(TextModule):
 
     @property
     def storable(self) -> bool:  # type: ignore[override]
-        """Whether states come from a store, if there is one. Masked texts have other states in every epoch."""
+        """Whether states come from a store, if there is one. Not of masked texts, whose states differ by epoch."""
         return self.task != "masked"
 
     def check_models(self) -> None:
@@ -118,7 +118,7 @@ class ModelTexts(TextModule):
         return self.frozen[-1].task
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """Add to a batch, on the CPU, its rows and the targets of the last model's task: see `task_batch`."""
+        """Add to a batch, on the CPU, its rows and the targets of the last model's task; see `task_batch`."""
         return task_batch(
             texts,
             self.frozen[-1],
@@ -130,7 +130,7 @@ class ModelTexts(TextModule):
     # ------------------------------------------------------------------ classifiers and their answers
 
     def under_heads(self, tuned: FrozenModel) -> list[FrozenModel]:
-        """Load `bases` under new heads with as many classes as that of a model."""
+        """Load the `bases`, each under a new head with as many classes as the given model has."""
         if tuned.n_labels is None:
             raise UserError(
                 f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} "
@@ -150,10 +150,10 @@ class ModelTexts(TextModule):
         """Load a model under a new classification head, and its tokenizer, with this module's options.
 
         Args:
-            name: of the model.
-            n_labels: classes of the head; 1: it predicts a number.
+            name: name of the model.
+            n_labels: number of classes of the head; 1: it predicts a number.
             seed: of the head.
-            options: further ones of `aligners.models.classifiers.new_classifier`.
+            options: further options of `aligners.models.classifiers.new_classifier`.
         """
         models = self.frozen_models
         options.setdefault("attn_implementation", models.attn_implementation)
@@ -164,15 +164,15 @@ class ModelTexts(TextModule):
         return model, tokenizer
 
     def trained_on(self, base: str) -> FittedTexts:
-        """Return what is kept beside a classifier that is trained from `base`: the texts of both.
+        """Return the record of texts to save with a classifier trained from `base`: its own texts and those of `base`.
 
-        Validation texts do not count: nothing is chosen by them.
+        Validation texts are not recorded: they choose nothing.
         """
         return self.texts.fitted("fit") | self.frozen_models.fitted_on().get(base)
 
     @property
     def targets(self) -> Literal["labels", "choices", "spans", "trees"]:
-        """What is learned of a text: a label, which answer is right or, without labels, spans as answers or a tree."""
+        """What is learned from a text: a label, which answer is right or, without labels, answer spans or a tree."""
         fit = self.texts.fit
         columns = self.texts.fit.column_names
         if CHOICE in columns and self.sites is None:
@@ -188,7 +188,7 @@ class ModelTexts(TextModule):
         return "labels"
 
     def split(self, name: Split) -> TokenisedTexts:
-        """A split, tokenised for all models; question by question where one of several answers is to be chosen."""
+        """Tokenise a split for all models; question by question where one of several answers is to be chosen."""
         texts = super().split(name)
         if self.targets == "choices":
             return texts.by_question
@@ -197,7 +197,7 @@ class ModelTexts(TextModule):
     def answers(self, split: Split) -> Tensor:
         """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
 
-        Of questions with several answers, the place of the right one, (questions,) int64.
+        For questions with several answers, return the place of the right one, (questions,) int64.
 
         Raises:
             ValueError: some texts have none.
@@ -209,7 +209,7 @@ class ModelTexts(TextModule):
 
     @property
     def classes(self) -> int:
-        """The number of classes of a head that is to be trained on the texts, C; 1 for numbers, and for answers.
+        """Return C, the number of classes of a head to train on the texts; 1 for numbers, and for answers to questions.
 
         Raises:
             ValueError: as in `answers`, `Texts.classes_to_learn` and `Texts.check_numbers`.
@@ -224,7 +224,7 @@ class ModelTexts(TextModule):
         return self.texts.classes_to_learn
 
     def constant_answers(self) -> Tensor:
-        """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""
+        """Return the best answer that ignores the text, for each held-out text, (n,); see `Texts.constant_label`."""
         constant = self.texts.constant_label(regression=self.texts.regression)
         if self.targets == "choices":
             constant = float(self.answers("fit").bincount().argmax())
@@ -243,23 +243,23 @@ class ModelTexts(TextModule):
                 self.answers(split)
 
     def train_dataloader(self) -> DataLoader:
-        """The fitting texts, in an order that follows from `order` and the epoch."""
+        """Load the fitting texts, in an order that follows from `order` and the epoch."""
         self._note_far("fit")
         return self.resumable(self.loader("fit", shuffle=True))
 
     def test_dataloader(self) -> list[DataLoader]:
-        """The texts of `splits`."""
+        """Load the texts of `splits`."""
         self._note_far(self.splits[0])
         return super().test_dataloader()
 
     def _note_far(self, split: Split) -> None:
-        """Caution about far rows where sites are named. This reads some texts, and so comes after every check."""
+        """Warn of far rows where sites are named. This reads some texts, so it comes after every check."""
         if self.sites is not None:
-            become = "They count like any other: every token's state is replaced, and the loss alone is trained on"
+            become = "They count like any other row: every token's state is replaced, and training sees only the loss"
             FarMarks(self).note(split, RowKind("tokens"), become)
 
     def val_dataloader(self) -> DataLoader:
-        """The validation texts."""
+        """Load the validation texts."""
         return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
 
     def on_before_batch_transfer(
@@ -287,20 +287,20 @@ def stitched_texts(
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0` and `embedded-gpt:0:activation=solu`.
-        sites: where a state is read and where it goes in: `blocks` (1..L), `all` (0..L), `grid` (every block with every
-            block), or layers and pairs: `1,3:5` is site 1 of both and site 3 of the earlier model in `models` with
-            site 5 of the later one.
-        masked_share: share of the tokens that a masked language model has to predict.
-        revisions: of each model on the Hub; default: the main one.
+        sites: where a state is read and where it is put: `blocks` (1..L), `all` (0..L), `grid` (every block with every
+            block), or layers and pairs: `1,3:5` is site 1 of both models, and site 3 of the earlier model in `models`
+            with site 5 of the later one.
+        masked_share: share of the tokens that a masked language model must predict.
+        revisions: revision of each model on the Hub; default: the main one.
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
-            one for each model.
+            {"entailment": 0, "not_entailment": [1, 2]}. Where several are given, their probabilities are added. Give
+            one map, or a list with one for each model.
         component: what is read and replaced at a site: `residual`, the stream between the blocks; `attention` or `mlp`,
             what that sub-layer of the block adds to the stream.
         options: of `TextModule` and `FrozenModels`, by their names. `seed` also draws the masks.
 
     Raises:
-        ValueError: an option is out of its range, or there are no two models.
+        ValueError: an option is out of its range, or fewer than two models are named.
     """
     check_component(component)
     if len(models) < 2:
@@ -344,16 +344,16 @@ def labelled_texts(
     labels: LabelsOption = None,
     **options: Any,
 ) -> ModelTexts:
-    """Labelled texts for one or more models, whatever their tokenizers: to fine-tune classifiers, and for surgery.
+    """Load labelled texts for one or more models with any tokenizers, to fine-tune classifiers or for surgery.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0`.
         bases: models from which `models` were fine-tuned. They come after the others, each under a new classification
             head that `seed` draws.
-        revisions: of each of `models` on the Hub; default: the main one.
+        revisions: revision of each of `models` on the Hub; default: the main one.
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
-            one for each model.
+            {"entailment": 0, "not_entailment": [1, 2]}. Where several are given, their probabilities are added. Give
+            one map, or a list with one for each model.
         options: of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
             `store` and its options. `seed` also draws the bases' heads; `reorder` gives the order of the texts
             another seed.

@@ -29,7 +29,7 @@ from aligners.models.architectures import Component, first_site
 from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
 
-# So many times the training batch fits where nothing is kept for a backward pass.
+# The training batch fits in memory so many times where nothing is kept for a backward pass.
 WITHOUT_GRADIENTS = 4
 
 DataT = TypeVar("DataT", bound=pl.LightningDataModule)
@@ -39,27 +39,27 @@ logger = logging.getLogger(__name__)
 class TextModule(pl.LightningDataModule):
     """Turns text into batches for frozen models, or into what they compute, on the device of the run.
 
-    A subclass says which models, and which of their layers it reads; it keeps its options as attributes of their names.
+    A subclass decides which models and layers it reads, and keeps each option in an attribute of the same name.
 
     Args:
         named: name and revision of each model.
         words: whether the words of the texts are needed.
-        one_tokenizer: why the models need equal tokenizers, and what to do otherwise; None: they do not.
-        text: which texts, and how they are split.
-        batch_size: texts (or packed sequences) a step, over all ranks together.
-        max_length: most tokens of a text; longer texts are cut, and the log says how many.
+        one_tokenizer: why the models need equal tokenizers, and what else the user can do; None: they do not need them.
+        text: which texts to read, and how to split them.
+        batch_size: texts (or packed sequences) per step, over all ranks together.
+        max_length: most tokens of a text; longer texts are cut, and the log reports how many.
         packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
             end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped. A sequence
             then takes the place of a text.
         seed: seed of the order of the texts, and of every other random choice of the data module.
         workers: processes that prepare batches beside the main one.
-        store: folder in which states of the models are kept: what is there is read, and what is missing is computed and
-            written first, after its size was announced. Rows and their order stay the same. Default: the models run
-            for every batch.
+        store: folder in which states of the models are kept. States that are there are read; missing ones are computed
+            and written first, after their size was announced. Rows and their order stay the same. Default: the models
+            run for every batch.
         store_dtype: data type of the stored states: float32, float16 or bfloat16; default: `dtype`. A smaller one
             rounds them.
-        store_rows: what is kept: `tokens`, of which any rows can be made; or `texts`: the one row a text that `rows`
-            mean or cls forms. Models then run for what else is read. What is there already is read in either form.
+        store_rows: what is kept: `tokens`, from which any rows can be made, or `texts`, the one row per text that
+            `rows` mean or cls makes. Models then run for anything else. Whatever form the store already has is read.
         models: options of `FrozenModels`.
 
     Attributes:
@@ -137,41 +137,41 @@ class TextModule(pl.LightningDataModule):
         self.doubts = Doubts(self)
 
     def caution(self, sentence: str) -> None:
-        """Log what makes figures on these texts and models doubtful, and put it first in every report.
+        """Log what makes figures on these texts and models doubtful, and put it first in every report, once.
 
         Args:
-            sentence: whole, beginning with "Caution: ". The same one is said once.
+            sentence: a whole sentence, beginning with "Caution: ".
         """
         if sentence not in self.cautions:
             self.cautions.append(sentence)
             rank_zero_only(logger.warning)(sentence)
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The sites that the user asks for, of models of these depths. Whether they exist is not checked here."""
+        """Return the sites that the user names, for models of these depths, without checking that they exist."""
         return [[] for _ in depths]
 
     def wanted_sites(self) -> list[list[int]]:
-        """The sites that are read of each model."""
+        """The sites at which each model is read."""
         return self.wanted([model.depth for model in self.frozen])
 
     @property
     def kinds_read(self) -> Sequence[RowKind]:
-        """Kinds of rows that are read, first those that `rows` names."""
+        """Kinds of rows that are read, the one of `rows` first."""
         return [RowKind("tokens")]
 
     def under_heads(self, tuned: FrozenModel) -> list[FrozenModel]:
-        """The `bases`, each under a new head like that of a model."""
+        """Load the `bases`, each under a new head like that of the given model."""
         return []
 
     def check_models(self) -> None:
-        """Load the models, with every check that can be made before reading."""
+        """Load the models, with every check that is possible before reading."""
         _ = self.reader
 
     # ------------------------------------------------------------------ what it holds
 
     @property
     def stored(self) -> list[Path]:
-        """Folders of the stored states that were read so far, which `aligners.cli.run_loggers` names at W&B."""
+        """Folders of the stored states read so far, which `aligners.cli.run_loggers` reports to W&B."""
         if self._stores is None:
             return []
         return self._stores.opened
@@ -191,7 +191,7 @@ class TextModule(pl.LightningDataModule):
 
     @property
     def texts(self) -> Texts:
-        """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
+        """The three splits, loaded on first use, without held-out texts that a model is known to have learned."""
         if self._texts is None:
             self._whole = load_texts(self.text, self.frozen_models.chat_tokenizers)
             sentences = words_on(self._whole.describe(), "splits", "filled", "copies")
@@ -202,9 +202,9 @@ class TextModule(pl.LightningDataModule):
 
     @property
     def texts_to_learn(self) -> Texts:
-        """The splits with all fitting texts, whatever `text.max_texts` says: embedded models are trained on them.
+        """The splits with all fitting texts, regardless of `text.max_texts`: embedded models are trained on them.
 
-        Of a stream, whose end nobody knows, these are the texts that are fitted on.
+        For a stream, whose length is unknown, these are just the texts that are fitted on.
         """
         if self.text.max_texts is None or self.text.streaming:
             return self.texts
@@ -222,10 +222,10 @@ class TextModule(pl.LightningDataModule):
         return self.trainer.strategy.root_device
 
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
-        """Drop held-out texts that maps were fitted on, from now on.
+        """Drop from now on the held-out texts that maps were fitted on.
 
         Args:
-            fitted: name of a map's file -> the texts that it was fitted on.
+            fitted: name of each map's file -> the texts that the map was fitted on.
 
         Raises:
             ValueError: no held-out text is left.
@@ -238,7 +238,7 @@ class TextModule(pl.LightningDataModule):
             self._tokenised = None
 
     def other_texts(self, source: TextSource) -> Texts:
-        """Load another source, without held-out texts that a model or a map is known to be fitted on.
+        """Load another source, without held-out texts that a model or a map is known to have been fitted on.
 
         Raises:
             ValueError: as `load_texts` does, or no held-out text is left.
@@ -255,7 +255,7 @@ class TextModule(pl.LightningDataModule):
             self.caution(sentence)
 
     def texts_labelled_by(self, column: str) -> Texts:
-        """The same texts, in the same order, with the labels of another column.
+        """Return the same texts, in the same order, with the labels of another column.
 
         Raises:
             ValueError: there is no such column, or it holds neither numbers nor names.
@@ -276,7 +276,7 @@ class TextModule(pl.LightningDataModule):
         return self._tokenised
 
     def tokenise(self, texts: Texts) -> TokenisedSplits:
-        """Tokenise texts when they are read."""
+        """Tokenise texts, each split when it is first read."""
         return TokenisedSplits(
             texts,
             self.frozen_models.tokenizers,
@@ -287,13 +287,13 @@ class TextModule(pl.LightningDataModule):
         )
 
     def split(self, name: Split) -> TokenisedTexts:
-        """A split, tokenised for all models."""
+        """Return a split, tokenised for all models."""
         texts = self.tokenised[name]
         self.doubts.look_at_texts(name, texts)
         return texts
 
     def bytes_per_token(self, name: Split) -> float:
-        """Bytes of UTF-8 per token of a split: see `TokenisedSplits.bytes_per_token`."""
+        """Return a split's bytes of UTF-8 per token; see `TokenisedSplits.bytes_per_token`."""
         return self.tokenised.bytes_per_token(name)
 
     def describe(self) -> dict[str, Any]:
@@ -342,17 +342,17 @@ class TextModule(pl.LightningDataModule):
         alone: bool = False,
         **order: Any,
     ) -> DataLoader:
-        """Make a loader that batches texts of similar length, with a rank's share of them.
+        """Make a loader that batches texts of similar length and gives each rank its share.
 
         Args:
-            data: a split, or other tokenised texts. Texts whose rows are all left out do not come.
-            only: how many texts, from the first on; default: all.
-            batch_size: texts a step; default: `batch_size`.
-            sites: at which each model is read; their states come along if there is a store that can have them.
+            data: a split, or other tokenised texts. Texts whose rows are all left out are skipped.
+            only: number of texts to load, from the first on; default: all.
+            batch_size: texts per step; default: `batch_size`.
+            sites: sites at which each model is read; their states come along if a store can have them.
             alone: whether this rank loads all batches.
-            order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
+            order: arguments `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
-        self.doubts.look_at_models()  # which reads texts, and so comes after every check of a module's setup
+        self.doubts.look_at_models()  # it reads texts, so it comes after every check of a module's setup
         if isinstance(data, str):
             data = self.split(data)
         if not alone:
@@ -379,7 +379,7 @@ class TextModule(pl.LightningDataModule):
         batch_size: int,
         order: Mapping[str, Any],
     ) -> LengthBatches:
-        """The first texts of a split that have rows, in batches."""
+        """Return the batches of the first texts of a split that have rows."""
         chosen = data.texts_with_rows()
         lengths = data.lengths.numpy()
         if chosen is not None:
@@ -390,7 +390,7 @@ class TextModule(pl.LightningDataModule):
         )
 
     def _ranks(self) -> tuple[int, int]:
-        """The number of this process, and of all processes."""
+        """Return the number of this process, and the number of all processes."""
         if self.trainer is None:
             return 0, 1
         return self.trainer.global_rank, self.trainer.world_size
@@ -401,17 +401,17 @@ class TextModule(pl.LightningDataModule):
         """Make a loader of one split's texts, with this rank's share of each batch.
 
         Args:
-            split: which texts.
-            shuffle: a new order every epoch, the same for every number of ranks.
-            options: `only` and `batch_size` of `load`.
+            split: texts to load.
+            shuffle: whether every epoch has a new order, the same for any number of ranks.
+            options: arguments `only` and `batch_size` of `load`.
         """
         return self.load(split, shuffle=shuffle, sites=self.wanted_sites(), **options)
 
     def batches(self, split: Split, **options: Any) -> Iterator[Any]:
-        """Iterate over a split, with the batches that a Trainer would hand to its module, on the first model's device.
+        """Iterate over a split's batches as a Trainer would hand them to its module, on the first model's device.
 
         Args:
-            split: which texts.
+            split: texts to load.
             options: of `loader`.
         """
         place = self.splits.index(split) if split in self.splits else 0
@@ -427,7 +427,7 @@ class TextModule(pl.LightningDataModule):
         models = self.frozen_models
         _ = models.places  # raises before anything is made
         depths = models.embedded_depths
-        if depths is not None:  # a wrong layer need not wait for their training
+        if depths is not None:  # a wrong layer is reported before they are trained
             self._check_depths(depths)
         models.make_embedded()
 
@@ -443,7 +443,7 @@ class TextModule(pl.LightningDataModule):
                 )
 
     def setup(self, stage: str) -> None:
-        """Load the texts and the models, with every check that can be made before reading."""
+        """Load the texts and the models, with every check that is possible before reading."""
         splits = splits_of_stage(stage)
         self.frozen_models.check_ranks(self._ranks()[1])
         self.check_models()
@@ -451,7 +451,7 @@ class TextModule(pl.LightningDataModule):
         for split in splits:
             self.split(split)
         self.doubts.compared_on = "validation" if "validation" in splits else "test"
-        if stage == "fit":  # of the held-out texts an evaluation may still drop some
+        if stage == "fit":  # an evaluation may still drop some of the held-out texts
             self.complete_store(splits)
 
     def transfer_batch_to_device(
@@ -465,46 +465,46 @@ class TextModule(pl.LightningDataModule):
         self.frozen_models.place(device)
 
     def complete_store(self, splits: Sequence[Split]) -> None:
-        """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
+        """Write the states of these splits that the store lacks, if there is a store, after announcing their size."""
         if self._stores is not None and self.storable:
             every = [self.split(split) for split in dict.fromkeys(splits)]
             self._stores.complete(self, every, self.wanted_sites())
 
     def test_dataloader(self) -> list[DataLoader]:
-        """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""
+        """Load the texts of `splits`: the held-out ones, unless an evaluation reads others too."""
         self.complete_store(self.splits)
         return [self.loader(split) for split in self.splits]
 
     def resumable(self, loader: DataLoader) -> DataLoader:
-        """After an interruption, let a training loader begin with the batch that would have come next.
+        """After an interruption, make a training loader begin with the batch that would have come next.
 
-        torchdata's `StatefulDataLoader` (0.11) keeps a state of its own in every checkpoint: older checkpoints have
-        none, and it can only be loaded with the same number of `workers`.
+        torchdata's `StatefulDataLoader` (0.11) would not do: it keeps a state of its own in every checkpoint, which
+        older checkpoints lack and which can only be loaded with the same number of `workers`.
         """
         trainer = cast(Any, self.trainer)
         order = cast(LengthBatches, loader.sampler)
         if trainer.fit_loop.restarting:
             batches = limited(len(loader), trainer, "train")
             epoch, done = go_on_after_last_batch(trainer.fit_loop, batches)
-            # before the Trainer does: worker processes take batches at once
+            # before the Trainer makes an iterator: worker processes take batches at once
             order.set_epoch(epoch)
             order.skip(done)
         return loader
 
 
 def splits_of_stage(stage: str) -> tuple[Split, ...]:
-    """The splits that a stage of Lightning reads."""
+    """Return the splits that a stage of Lightning reads."""
     if stage in ("fit", "validate"):
         return "fit", "validation"
     return ("test",)
 
 
 def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
-    """The data module of a run.
+    """Return the data module of a run.
 
     Args:
-        trainer: of the run.
-        kind: of data module that is needed.
+        trainer: Trainer of the run.
+        kind: class of data module that is needed.
 
     Raises:
         ValueError: the run has none, or one of another kind.

@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 
 class Pairing:
-    """What `PairedActivations` pairs. A subclass says which columns are linked; `datamodules.pairings` has ours.
+    """What `PairedActivations` pairs. A subclass decides which columns are linked; `datamodules.pairings` has ours.
 
     Args:
         named: name and revision of each model.
-        options: the user's options by their names, for `PairedActivations.config`.
+        options: the options that the user set, by name, for `PairedActivations.config`.
         pairs: numbers of the two models of each pair.
 
     Attributes:
-        hidden: options of `PairedActivations` that are not a user's.
-        padded: whether the widths of the models may differ: states of narrower ones then end in zeros.
+        hidden: options of `PairedActivations` that users cannot set.
+        padded: whether the models may differ in width: states of narrower ones are then padded with zeros.
         of_attention: whether attention weights are read, whose rows are pairs of tokens.
     """
 
@@ -70,18 +70,18 @@ class Pairing:
         self.pairs = list(pairs)
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
-        """List the links along the leading axis, from the depths of the models and the component that is read."""
+        """Return the links along the leading axis, given the depths of the models and the component that is read."""
         raise NotImplementedError
 
     def check(self, models: Sequence[FrozenModel]) -> None:
         """Raise unless the loaded models can be paired."""
 
     def describe(self, data: PairedActivations) -> dict[str, Any]:
-        """What a report says of this pairing alone, as plain values."""
+        """Return what a report says of this pairing in particular, as plain values."""
         return {}
 
     def token_pairs(self, data: PairedActivations) -> TokenPairs | None:
-        """The rows, where attention weights are read."""
+        """The pairs of tokens that are rows, where attention weights are read."""
         return None
 
     def transform(self, data: PairedActivations, batch: PairedBatch) -> PairedBatch:
@@ -92,32 +92,32 @@ class Pairing:
 class PairedActivations(TextModule):
     """Turns text into paired rows of frozen models, read on the device where the aligner is.
 
-    A batch is a `PairedBatch`: x (S, N, d_x) and y (S, N, d_y), for each link of the pairing its rows.
+    A batch is a `PairedBatch`: x (S, N, d_x) and y (S, N, d_y), with the rows of each link of the pairing.
 
     Args:
-        pairing: see there.
-        rows: `tokens`: every real token, for models of equal tokenizers; `mean`: the mean over a text's tokens;
-            `cls`: its first token; `last`: its last; `words`, `words_first`, `words_mean`: the last piece, the
-            first, or the mean over the pieces of every word, for any models. A word is a run of characters without
-            white space, and a row where all models have it in full.
+        pairing: which models and sites are paired.
+        rows: `tokens`: every real token, for models of equal tokenizers; `mean`: the mean over a text's tokens; `cls`:
+            its first token; `last`: its last; `words`, `words_first`, `words_mean`: the last piece, the first piece, or
+            the mean over all pieces of every word, for any models. A word is a run of characters without white space;
+            it becomes a row if all models have it in full.
         special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too. Words have none.
         component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no site 0.
         held_out_types: share of the token types (of the word types, where rows are words) whose rows no map is fitted
             on, so that an evaluation can tell a general map from memorised words. A hash of the type's name with
-            `text.seed` chooses them; special tokens are never among them. The states of the words around them are still
-            fitted on, and depend on them through the context. Rows of whole texts have no types.
-        far_rows: `leave_out`: rows that any of the models, at any site that is read, sets more than five times as far
-            from the median row as it does half of the rows (ten times for what sub-layers add) are left out of
-            fitting and of errors, and injection leaves them as they are. Language models do so with the first token of
-            a text; a few such rows hold nearly all of the variance. `keep`: they count like any other. Errors with and
-            without them are reported either way.
+            `text.seed` chooses them; special tokens are never among them. The states of neighbouring words, which
+            depend on them through the context, are still fitted on. Rows of whole texts have no types.
+        far_rows: `leave_out`: leave a row out of fitting and errors if, for any model and site read, it is more than
+            five times as far from the median row as half of the rows are (ten times for what sub-layers add); injection
+            does not replace its state. In language models the first token of a text is such a row; a few of them hold
+            nearly all of the variance. `keep`: they count like any other. Errors with and without them are reported
+            either way.
         options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
             `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
             `trust_remote_code`, `cache`, `devices`, `device_map`.
 
     Attributes:
-        models: as the user named them.
+        models: names of the models, as the user wrote them.
         numbers: of the two models of each pair.
 
     Raises:
@@ -165,12 +165,12 @@ class PairedActivations(TextModule):
 
     @property
     def kinds_read(self) -> Sequence[RowKind]:
-        """Those of `rows`, and those that an evaluation has planned."""
+        """The kinds of rows read: the one of `rows`, and those that an evaluation has planned."""
         return [self.reader.kind, *self._plan.kinds]
 
     @cached_property
     def reader(self) -> PairReader:
-        """The models and what is paired, loaded on first use."""
+        """Reads the models and pairs their rows; loaded on first use."""
         models = self.frozen
         self.pairing.check(models)
         depths = [model.depth for model in models]
@@ -190,10 +190,10 @@ class PairedActivations(TextModule):
     # ------------------------------------------------------------------ what an evaluation reads
 
     def plan(self, plan: Plan) -> None:
-        """Choose what is read from now on. What is run calls it once, in its `setup`.
+        """Choose what is read from now on. Whatever is run calls this once, in its `setup`.
 
-        It is not an option of the data module: it follows from the maps that are evaluated and from the loaded models,
-        and the data module of a fit may be used again, with other maps, by any number of evaluations.
+        This is no option of the data module: it follows from the evaluated maps and the loaded models, and any number
+        of evaluations may reuse the data module of a fit with other maps.
 
         Raises:
             ValueError: as `TextModule.other_texts` does.
@@ -215,20 +215,20 @@ class PairedActivations(TextModule):
         self.splits = tuple(splits)
 
     def _unlabelled(self, source: TextSource) -> TokenisedSplits:
-        """The held-out texts of another source, without their labels."""
+        """Return the held-out texts of another source, without their labels."""
         other = self.other_texts(source)
         columns = [name for name in other.test.column_names if name != "label"]
         unlabelled = other.test.select_columns(columns)
         return self.tokenise(replace(other, test=unlabelled))
 
     def split(self, name: Split) -> TokenisedTexts:
-        """A split, tokenised for all models."""
+        """Return a split, tokenised for all models."""
         if name == "other" and self._other is not None:
             return self._other["test"]
         return super().split(name)
 
     def _plain_texts(self, split: Split) -> Dataset:
-        """A split as text."""
+        """Return a split as text."""
         if split == "other" and self._other is not None:
             return self._other.texts.test
         return getattr(self.texts, split)
@@ -265,7 +265,7 @@ class PairedActivations(TextModule):
         described["types"] = types
         described["held_out_types"] = self.held_out_types
         if types is None:
-            said = f"rows {self.rows!r} have no types, and none are held out"
+            said = f"rows {self.rows!r} have no types, so that none can be held out"
             described |= {"types": said, "held_out_types": 0.0}
         return {**described, **self.pairing.describe(self)}
 
@@ -280,7 +280,7 @@ class PairedActivations(TextModule):
         return {"other_text": described}
 
     def described_pair(self, a: int, b: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the `pair_states` of two models would say of itself, where they are among many.
+        """Describe one pair of many as the `pair_states` of its two models would describe itself.
 
         Args:
             a: number of X in `models`.
@@ -293,7 +293,7 @@ class PairedActivations(TextModule):
         config = self.config()
         places = self._places_of((a, b))
         sites = [described["sites"][place] for place in places]
-        if not sites:  # of a universe
+        if not sites:  # a model of a universe, paired with itself
             sites = self.sites_together((a, b))
             config["sites"] = ",".join(f"{i}:{j}" for i, j in sites)
         models = described["models"]
@@ -308,7 +308,7 @@ class PairedActivations(TextModule):
         return described, config
 
     def sites_together(self, models: Iterable[int]) -> list[list[int]]:
-        """The sites of some models of a universe that belong together, by the models' numbers."""
+        """Return the sites of some models of a universe that belong together, given the models' numbers."""
         by_model: dict[int, list[int]] = {model: [] for model in models}
         for link in self.reader.links:
             if link.x in by_model:
@@ -317,7 +317,7 @@ class PairedActivations(TextModule):
         return list(map(list, together))
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
-        """For each pair its places along the leading axis, and its `described_pair`."""
+        """Return, for each pair, its places along the leading axis and its `described_pair`."""
         described = []
         for pair in self.numbers:
             places = self._places_of(pair)
@@ -325,7 +325,7 @@ class PairedActivations(TextModule):
         return described
 
     def _places_of(self, pair: tuple[int, int]) -> list[int]:
-        """The places of a pair along the leading axis; none of two models of a universe."""
+        """Return the places of a pair along the leading axis; none for two models of a universe."""
         links = enumerate(self.reader.links)
         return [place for place, link in links if (link.x, link.y) == pair]
 
@@ -340,7 +340,7 @@ class PairedActivations(TextModule):
         return types.seen(self.held_out_types, self.text.seed)
 
     def types(self, split: Literal["fit", "test"]) -> RowTypes | None:
-        """The types of a split's rows, if rows of this kind have any."""
+        """Return the types of a split's rows, if rows of this kind have types."""
         return self._types(self.reader.kind, split)
 
     def _types(self, kind: RowKind, split: Split) -> RowTypes | None:
@@ -349,14 +349,14 @@ class PairedActivations(TextModule):
         return types_of(kind, data, self._plain_texts(split), tokenizer)
 
     def without_far(self, split: Split, kind: RowKind) -> TokenisedTexts:
-        """A split whose batches say which of its rows of a kind are far, if far rows are left out."""
+        """Return a split whose batches mark its far rows of a kind, if far rows are left out."""
         far = self.far.of(split, [kind])
         if self.far_rows == "keep":
             far = {}
         return self.split(split).marked({}, leave_out=False, far=far)
 
     def _marked(self, split: Split) -> TokenisedTexts:
-        """A split whose batches mark rows of unseen types and far rows; the fitting texts come without them."""
+        """Return a split whose batches mark rows of unseen types and far rows, or leave them out, if it is `fit`."""
         if split == "fit":
             return self._fitting_texts()
         seen = self._plan.measured or self.seen
@@ -365,7 +365,7 @@ class PairedActivations(TextModule):
         return self.split(split).marked(marks, leave_out=False, far=far)
 
     def _fitting_texts(self) -> TokenisedTexts:
-        """The fitting texts, without the rows of held-out types and, if they are left out, far ones."""
+        """Return the fitting texts, without rows of held-out types and, if they are left out, without far rows."""
         kind = self.reader.kind
         marks = self._unseen("fit", [kind], self.seen)
         far = self._far("fit", [kind]).get(kind)
@@ -388,7 +388,7 @@ class PairedActivations(TextModule):
         return marks
 
     def _far(self, split: Split, kinds: Sequence[RowKind]) -> Mapping[RowKind, Marks]:
-        """The far rows of a split; attention weights have none."""
+        """Return the far rows of a split; attention weights have none."""
         if self.pairing.of_attention:
             return {}
         return self.far.of(split, kinds)
@@ -416,19 +416,19 @@ class PairedActivations(TextModule):
     ) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
 
-        Fitting texts come without the rows of held-out types, and a text with no other rows does not come at all.
+        Fitting texts come without the rows of held-out types, and texts with no other rows are skipped.
 
         Args:
-            split: which texts.
-            shuffle: a new order every epoch, the same for every number of ranks.
-            options: `only`, `batch_size` and `first_epoch` of `load`.
+            split: texts to load.
+            shuffle: whether every epoch has a new order, the same for any number of ranks.
+            options: arguments `only`, `batch_size` and `first_epoch` of `load`.
         """
         data = self._marked(split)
         without_rows = [marks for marks in data.marks.values() if marks.flat.all()]
         if data.leave_out and without_rows:
             raise UserError(
-                f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
-                "all of them. Give a smaller share, or more text."
+                f"Expected `held_out_types` to leave rows to fit on, but holding out {self.held_out_types:g} of the "
+                "types leaves none. Give a smaller share, or more text."
             )
         return self.load(data, shuffle=shuffle, sites=self.wanted_sites(), **options)
 
@@ -436,7 +436,7 @@ class PairedActivations(TextModule):
         """Iterate over the paired rows of a split, batch by batch, on the device of the first model.
 
         Args:
-            split: which texts.
+            split: texts to read.
             options: of `loader`.
 
         Examples:
@@ -447,16 +447,16 @@ class PairedActivations(TextModule):
         return self.batches(split, **options)
 
     def train_dataloader(self) -> DataLoader:
-        """The fitting texts; after an interruption, from the batch that was next.
+        """Load the fitting texts; after an interruption, from the batch that comes next.
 
-        Their moments have been read in the order of epoch 0: training begins with that of epoch 1.
+        The moments were read in the order of epoch 0, so training begins with the order of epoch 1.
         """
         return self.resumable(self.loader("fit", shuffle=True, first_epoch=1))
 
     def val_dataloader(self) -> Sequence[DataLoader]:
-        """The validation texts, and as many of the fitting texts to set beside them.
+        """Load the validation texts, and as many fitting texts for comparison.
 
-        Under a `trainer.limit_val_batches` of so many batches, these have the first texts, not the longest.
+        `trainer.limit_val_batches` takes the first texts, not the longest.
         """
         larger = WITHOUT_GRADIENTS * self.batch_size
         count = len(self.split("validation"))
@@ -467,7 +467,7 @@ class PairedActivations(TextModule):
         return [self.loader(split, only=count, batch_size=larger) for split in splits]
 
     def test_dataloader(self) -> list[DataLoader]:
-        """The texts of `splits`; of the fitting texts as many as are held out."""
+        """Load the texts of `splits`; of the fitting texts, as many as are held out."""
         self.complete_store(self.splits)
         loaders = []
         for split in self.splits:

@@ -1,4 +1,4 @@
-"""The options by which users name the states that are paired: functions that make `PairedActivations` of them."""
+"""Functions that make `PairedActivations` from the options by which users name the states to pair."""
 
 from collections.abc import Sequence
 from itertools import combinations, permutations
@@ -16,7 +16,9 @@ from aligners.models.model import FrozenModel
 from aligners.models.model_identity import same_model
 
 Sites = str | list[str | int]
-FEWEST = 3  # models of a universe; of two, the shared space may be that of either
+FEWEST = (
+    3  # fewest models of a universe; for two, the shared space could be that of either
+)
 
 
 class TwoModels(Pairing):
@@ -45,13 +47,13 @@ def pair_states(
             another size. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
             models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
-        sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
-            Site 0 is the embedding output, site l the output of block l before any final norm.
+        sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both models, and X's site 3 with
+            Y's site 5. Site 0 is the embedding output, site l the output of block l before any final norm.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
-            one for each model.
+            {"entailment": 0, "not_entailment": [1, 2]}. Where several are given, their probabilities are added. Give
+            one map, or a list with one for each model.
         options: of `PairedActivations`, by their names.
 
     Raises:
@@ -74,7 +76,7 @@ class ManyPairs(Pairing):
     """Many pairs of models, at the same site pairs."""
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
-        """Pair after pair, its site pairs in the user's order."""
+        """Return the links pair by pair, each pair's sites in the user's order."""
         sites = self.options["sites"]
         links = []
         for a, b in self.pairs:
@@ -94,7 +96,7 @@ def pairs_states(
     revisions: list[str | None] | None = None,
     **options: Any,
 ) -> PairedActivations:
-    """Pair the states of many pairs of models, for one bank of pairs x sites: pair after pair, its sites in order.
+    """Pair the states of many pairs of models, for one bank of pairs x sites, ordered by pair and then by site.
 
     Every model is read once a batch, however many pairs it is in.
 
@@ -117,8 +119,8 @@ def pairs_states(
     possible = set(permutations(numbers, 2))
     if not known or len(different) < len(known) or not different <= possible:
         raise UserError(
-            f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
-            f"twice, but got {list(map(list, known))}."
+            "Expected each of `pairs` to hold the numbers, counted from 0, of two different `models` out of "
+            f"{len(models)}, and no pair twice, but got {list(map(list, known))}."
         )
     check_written(sites, 2)
     chosen = {"models": models, "pairs": pairs, "sites": sites, "revisions": revisions}
@@ -126,12 +128,12 @@ def pairs_states(
 
 
 class Universe(Pairing):
-    """Each of k models with itself, at sites that belong together."""
+    """Pairs each of k models with itself, at sites that belong together."""
 
     padded = True
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
-        """Model after model, its sites in the user's order."""
+        """Return the links model by model, each model's sites in the user's order."""
         together = sites_of_each(self.options["sites"], depths, component)
         links = []
         for number, own in enumerate(zip(*together, strict=True)):
@@ -166,17 +168,17 @@ def universe_states(
     revisions: list[str | None] | None = None,
     **options: Any,
 ) -> PairedActivations:
-    """Pair the states of k models with themselves: model after model, and site by site.
+    """Pair the states of k models with themselves, ordered by model and then by site.
 
     Args:
         models: Hub ids, local folders or embedded models, as in `pair_states`: 3 or more, of any widths.
-        sites: `all` (0..L), `blocks` (1..L), or layers that all models are read at, `2`, and sites of each model's own,
-            `2:4:6`, the first model's first.
+        sites: `all` (0..L), `blocks` (1..L), or a list: `2` is a layer at which all models are read, `2:4:6` is one
+            site for each model, in the order of `models`.
         revisions: of each model on the Hub.
         options: of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
-        ValueError: there are too few models, one is there twice, or an option is out of its range.
+        ValueError: there are too few models, one is named twice, or an option is out of its range.
     """
     if len(models) < FEWEST:
         raise UserError(
@@ -224,7 +226,7 @@ class AttentionPairs(Pairing):
         """What the rows are."""
         of = "pairs of tokens"
         if self.options["queries"] == "mean":
-            of = "tokens, mean over those that look"
+            of = "tokens, averaged over the tokens that attend to them"
         return {"rows": f"attention weights of {of}", "share": self.options["share"]}
 
 
@@ -240,9 +242,10 @@ def attention_states(
 ) -> PairedActivations:
     """Pair the attention weights of two models that read the same tokens (Ren et al. 2023, Fig. 4).
 
-    A row is a token and one that it looks at, in a text; its vector is the weight that each head of a block gives.
-    A batch has x (S, N, H_x) and y (S, N, H_y). Padding and, in causal models, what lies ahead are no rows. With
-    `queries` mean a row is a token that is looked at, its vector the mean weight that it gets, as in the released code.
+    A row is a pair of tokens in a text, one attending to the other; its vector holds the attention weight in each head
+    of a block. A batch has x (S, N, H_x) and y (S, N, H_y). Padding and, in causal models, later tokens give no rows.
+    With `queries` mean, a row is a token that is attended to, and its vector the mean weight that it gets, as in the
+    released code.
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
@@ -251,12 +254,12 @@ def attention_states(
             models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
         sites: pairs of blocks, as in `pair_states`.
-        share: of all rows that are read; which ones does not depend on the batches.
-        queries: `each`: a row for each token that looks; `mean`: the mean over them.
+        share: share of the rows to read; the choice does not depend on the batches.
+        queries: `each`: a row for each attending token; `mean`: the mean over attending tokens.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
-        options: of `PairedActivations`, by their names. `special_tokens` says whether [CLS] and the like look and are
-            looked at.
+        options: of `PairedActivations`, by their names. `special_tokens` says whether [CLS] and the like attend and are
+            attended to.
 
     Raises:
         ValueError: an option is out of its range.

@@ -1,4 +1,4 @@
-"""What a run is about: whether another run may go on from where it stopped."""
+"""Describes a run, so that another may resume it only if it is about the same thing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aligners.errors import UserError
 if TYPE_CHECKING:
     from aligners.datamodules.module import TextModule
 
-# Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
+# Options that do not change the result, and options that are compared by their effect: models by their weights,
 # sites by their numbers.
 FREE = {"workers", "cache", "devices", "device_map", "attn_implementation"}
 FREE |= {"trust_remote_code", "merge_adapters", "recipe"}
 FREE |= {"model_x", "model_y", "models", "bases"}
 FREE |= {"revision_x", "revision_y", "revisions", "sites"}
-# Options that are never taken from a file that a run left, which may be somebody else's: where states and models are
-# written, and whether a model's own code is run.
+# Options that are never taken from an earlier run's file, which may be somebody else's: where states and models
+# are written, and whether a model's own code is run.
 NOT_OF_FILES = ("trust_remote_code", "cache", "store")
 PARTS = ("data", "data_config", "options", "trainer", "early_stopping")
 COMPARED = {
@@ -28,8 +28,8 @@ COMPARED = {
     "early_stopping": "early_stopping",
 }
 SPLITS = {"fit": "fitting", "validation": "validation", "test": "held-out"}
-LIMITS = ("max_epochs", "max_steps")  # a run may go on for longer
-# Of a Trainer, beside its limits: which texts are read, how steps are taken, and when maps are compared.
+LIMITS = ("max_epochs", "max_steps")  # a resumed run may go on for longer
+# Options of a Trainer, besides its limits: which texts are read, how steps are taken, when maps are compared.
 DECIDES: tuple[str, ...]
 DECIDES = ("limit_train_batches", "limit_val_batches", "overfit_batches")
 DECIDES += ("accumulate_grad_batches", "gradient_clip_val")
@@ -40,8 +40,8 @@ def identity(data: TextModule, **options: Any) -> dict[str, Any]:
     """Describe a run in plain values: its data, and what is trained on it.
 
     Args:
-        data: the data module, whose texts and models are loaded now.
-        options: of what is trained on it.
+        data: the data module, whose texts and models are loaded by now.
+        options: options of what is trained on it.
     """
     return {"data": data.describe(), "data_config": data.config(), "options": options}
 
@@ -53,7 +53,7 @@ def trainer_identity(trainer: Any) -> dict[str, Any]:
         value = getattr(trainer, name)
         counts_batches = name.startswith(("limit_", "val_check"))
         if counts_batches and value == 1 and isinstance(value, int):
-            value = "1 batch"  # 1.0 is all
+            value = "1 batch"  # 1.0 means all
         options[name] = value
     return options
 
@@ -63,13 +63,14 @@ def refuse_other_run(
 ) -> None:
     """Raise if a second run may not resume a first one.
 
-    Of models only their implementation of attention is compared, and nothing that the version of the first run did not
-    keep.
+    Of the models, only the implementation of attention is compared. What the first run's version did not record is not
+    compared.
 
     Args:
-        then: `identity` of the first run, and `trainer_identity` under `trainer` where it has one; or with more in it.
+        then: `identity` of the first run, with `trainer_identity` under `trainer` if it has one; further entries are
+            allowed.
         now: `identity` of the second.
-        what: was kept of the first, for the message.
+        what: what the first run left behind, for the message.
 
     Raises:
         ValueError: texts, options of the data module, or options of what is trained differ. All are named.
@@ -91,19 +92,19 @@ def refuse_other_run(
             changes += _changed(then[part], now[part], prefix)
     if changes:
         raise UserError(
-            f"{what} is of a run with other data or options: {'; '.join(changes)}. To go on, give the same; for "
-            "anything else, begin a new run."
+            f"{what} is of a run with other data or options: {'; '.join(changes)}. To resume it, give the same "
+            "options; otherwise begin a new run."
         )
 
 
 def _as_kept(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of a run as JSON gives it back, which has no tuples."""
+    """Return the description of a run as JSON stores it: without tuples."""
     kept = {name: run.get(name) for name in PARTS}
     return json.loads(json.dumps(kept, default=str))
 
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
-    """The options that decide what the data module yields. Where the texts are equal, of theirs only the seed does."""
+    """Return the options that decide what the data module yields; for equal texts, only the seed of theirs."""
     described = run["data"]
     options = dict(run["data_config"])
     for name in FREE:
@@ -117,14 +118,14 @@ def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     if isinstance(models, dict):
         models = list(models.values())
     attention = [model.get("attention") for model in models]
-    # Implementations round differently. Earlier versions did not keep which it was.
+    # Implementations round differently. Earlier versions did not record which one was used.
     if any(attention):
         options["attn_implementation"] = attention
     return options
 
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
-    """List what differs from the options that the first run kept. Limits may be higher."""
+    """List what differs from the options that the first run recorded. Limits may be higher."""
     lines = []
     for name, before in then.items():
         after = now.get(name)
@@ -135,7 +136,7 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> li
 
 
 def _most(limit: int | None) -> float:
-    """A limit of Lightning as a number."""
+    """Return a limit of Lightning as a number."""
     return math.inf if limit is None or limit == -1 else limit
 
 
@@ -162,12 +163,12 @@ def differences(then: Any, now: Any, name: str) -> list[str]:
 
 
 def _are_models(value: Any) -> bool:
-    """Whether a value is a list of models' identities."""
+    """Tell whether a value is a list of models' identities."""
     return isinstance(value, list) and set(map(type, value)) == {dict}
 
 
 def kept_alike(then: Any, now: Any) -> Any:
-    """The description of a run now, without what an earlier version did not record of its models."""
+    """Describe the present run without what an earlier version did not record of its models."""
     if isinstance(then, dict) and isinstance(now, dict):
         alike = {}
         for key, value in now.items():

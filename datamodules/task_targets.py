@@ -13,17 +13,17 @@ from aligners.datamodules.rows.policies import Rows, select_rows
 from aligners.errors import UserError, check_range
 from aligners.models.model import FrozenModel
 
-UNASKED = -100  # where there is no target, as PyTorch's cross-entropy has it
+UNASKED = -100  # marks positions without a target, as in PyTorch's cross-entropy
 
 
 @dataclass
 class Targets(Movable):
-    """The U units of a batch of B texts, in the order of the texts.
+    """The U units to predict in a batch of B texts, in the order of the texts.
 
     Attributes:
         index: (U,) row of each unit in the logits, all of whose axes but the last are flattened.
         answer: (U,) the right class or token, int64; or the right number, float32.
-        owner: (U,) text of the batch, 0..B-1, ascending.
+        owner: (U,) text of the batch that each unit belongs to, 0..B-1, ascending.
         texts: B.
     """
 
@@ -37,7 +37,7 @@ class Targets(Movable):
         return len(self.index)
 
     def split(self, size: int) -> Iterator["Targets"]:
-        """Split into parts of `size` units; the last may have fewer. No units make one empty part."""
+        """Split into parts of `size` units; the last may be smaller. Without units there is one empty part."""
         index = self.index.split(size)
         answer = self.answer.split(size)
         owner = self.owner.split(size)
@@ -46,17 +46,17 @@ class Targets(Movable):
 
 
 def classification_targets(labels: Tensor) -> Targets:
-    """One unit for each text: its class, or the number to predict; labels (B,)."""
+    """Make one unit for each text: its class, or the number to predict; labels (B,)."""
     every = torch.arange(len(labels), device=labels.device)
     return Targets(every, labels, every, len(labels))
 
 
 def among_answers(logits: Tensor, answers: Tensor | None) -> Tensor:
-    """Compare the answers to each question as classes: a head's only logit (..., B, 1) -> (..., Q, A) float32.
+    """Turn a head's only logit for each answer (..., B, 1) into logits over a question's answers, (..., Q, A) float32.
 
     Args:
-        logits: of B texts, (..., B, C).
-        answers: `TextBatch.answers`; None: the texts are no answers, and `logits` stay.
+        logits: (..., B, C) logits of B texts.
+        answers: `TextBatch.answers`; None: the texts are no answers, and `logits` are returned as they are.
     """
     if answers is None:
         return logits
@@ -66,7 +66,7 @@ def among_answers(logits: Tensor, answers: Tensor | None) -> Tensor:
 
 
 def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
-    """One unit for each real token that a real one follows: the target of position t is token t + 1.
+    """Make one unit for each real token followed by another: the target of position t is token t + 1.
 
     Args:
         inputs: `input_ids` (B, T) and, where there is padding on either side, `attention_mask` (B, T). A text of
@@ -81,7 +81,7 @@ def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
 
 
 def masked_targets(answers: Tensor) -> Targets:
-    """One unit for each position that has a target: answers (B, T), -100 where there is none."""
+    """Make one unit for each position that has a target: answers (B, T), -100 where there is none."""
     owner, position = (answers != UNASKED).nonzero(as_tuple=True)
     index = owner * answers.shape[1] + position
     return Targets(index, answers[owner, position], owner, len(answers))
@@ -102,22 +102,24 @@ def mask_tokens(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
 
-    Of each text's tokens that are neither special nor padding, `share` are chosen, rounded, at least one. Each becomes
-    the mask token with probability .8, a token drawn from the vocabulary with .1, and else stays. The draw follows
-    from the seed, the epoch and the text's number alone: it is the same in any batch and on any number of ranks.
+    In each text, a share of the tokens that are neither special nor padding is chosen, rounded, but at least one. Each
+    becomes the mask token with probability .8, a random token of the vocabulary with probability .1, and stays
+    otherwise. The draw depends only on the seed, the epoch and the text's number, so it is the same in any batch and on
+    any number of ranks.
 
     Args:
-        inputs: what the model takes: `input_ids` (B, T) int64 and others, which stay. None is changed.
+        inputs: inputs of the model: `input_ids` (B, T) int64 and others, which stay. None of them is changed in place.
         special: True at special tokens and padding, (B, T).
         text: number of each text in its split, (B,).
-        tokenizer: whose mask token and vocabulary it is.
-        share: in (0, 1]; BERT's is .15.
-        seed: zero or positive, as is `epoch`.
-        epoch: another epoch chooses other tokens.
-        vocabulary: tokens that the model knows, where they are fewer than the tokenizer has.
+        tokenizer: tokenizer with the mask token and the vocabulary.
+        share: share of the tokens to choose, in (0, 1]; BERT's is .15.
+        seed: seed, zero or positive.
+        epoch: number of the epoch, zero or positive; each epoch chooses other tokens.
+        vocabulary: number of tokens that the model knows, if the tokenizer has more.
 
     Returns:
-        The inputs with other `input_ids`, and the answers (B, T) int64: the token where one was chosen, else -100.
+        The inputs with other `input_ids`, and the answers (B, T) int64: the original token where one was chosen, else
+        -100.
     """
     check_range(above=0, most=1, share=share)
     ids = inputs["input_ids"].clone()
@@ -138,7 +140,7 @@ def mask_tokens(
 def _masked(
     chosen: Tensor, mask: int, vocabulary: int, draw: np.random.Generator
 ) -> Tensor:
-    """The tokens that replace the chosen ones of a text."""
+    """Return the tokens that replace the chosen ones of a text."""
     fate = draw.random(len(chosen))
     others = draw.integers(vocabulary, size=len(chosen))
     replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
@@ -147,12 +149,12 @@ def _masked(
 
 @dataclass
 class TaskBatch(Movable):
-    """B texts for models of one tokenizer, which positions are rows, and the targets.
+    """B texts for models of one tokenizer, with the positions that are rows, and the targets.
 
     Attributes:
         texts: the tokenised batch; with a masked task its inputs are masked already.
-        rows: every real token, (N,).
-        targets: of the task.
+        rows: positions of every real token, (N,).
+        targets: targets of the task.
     """
 
     texts: TextBatch
@@ -182,14 +184,14 @@ def task_batch(
     seed: int = 0,
     epoch: int = 0,
 ) -> TaskBatch:
-    """Add to a batch, on the CPU, its rows and the targets of a head's task; mask it if the task is to fill masks.
+    """Add to a batch, on the CPU, its rows and the targets of a head's task; mask the tokens if that is the task.
 
     Args:
-        texts: on the CPU, of the model's tokenizer.
-        model: whose task it is.
-        masked_share: share of the tokens that a masked language model has to predict.
+        texts: a batch on the CPU, tokenised for the model.
+        model: the model whose task it is.
+        masked_share: share of the tokens that a masked language model must predict.
         seed: of the masks.
-        epoch: each one masks a text anew.
+        epoch: number of the epoch; each one masks a text anew.
 
     Raises:
         ValueError: the task is a classification and the texts have no labels.

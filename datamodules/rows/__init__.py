@@ -1,1 +1,1 @@
-"""Rows: which positions of which sites are paired, and of which type each is."""
+"""Rows: which positions at which sites are paired, and the type of each."""

@@ -1,8 +1,8 @@
-"""Far rows: states so far from all others that they alone decide every variance.
+"""Far rows: states so far from all others that they dominate every variance.
 
 Language models give the first token of a text, and some others, states that are tens to hundreds of times as large as
-the rest (Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762). A few of a hundred rows
-then hold nearly all of the variance, and whatever predicts these alone leaves next to nothing unexplained.
+the rest (Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762). A few rows in a hundred
+then hold nearly all of the variance, and a map that predicts only these leaves next to nothing unexplained.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from torch import Tensor
 from aligners.models.architectures import Component
 
 FarRows = Literal["leave_out", "keep"]
-# In residual streams the furthest of the other rows are at most 2.5 median distances off, and far ones mostly 10 to
-# 300. What sub-layers add varies more: some models' rows reach 10 without a gap.
+# In residual streams the other rows are at most 2.5 median distances away, and far rows mostly 10 to
+# 300. What sub-layers add varies more: in some models rows reach 10 without a gap.
 FAR = 5.0
 FAR_IN_SUBLAYERS = 10.0
-MOST = 1 / 3  # of the rows: more of them are no exceptions
-SAMPLE_TEXTS, SAMPLE_ROWS = 64, 2048  # by which it is measured what is far
-CONSTANT = (
-    1e-5  # a median distance below this share of the median row's length is rounding
-)
+MOST = 1 / 3  # largest share of rows that can be far: more of them are no exceptions
+SAMPLE_TEXTS, SAMPLE_ROWS = 64, 2048  # rows on which it is measured what is far
+CONSTANT = 1e-5  # a median distance below this share of the median row's length is a rounding error
 MOSTLY = 0.9
 
 
 class Reach(NamedTuple):
-    """How far from the median row the states of L layers are; a row beyond the radius at any of them is far.
+    """How far from the median row the states of L layers lie; a row beyond the radius at any layer is far.
 
     Attributes:
         centre: (L, 1, d) median of each feature.
-        radius: (L, 1) some times the median distance from the centre.
+        radius: (L, 1) radius: a multiple of the median distance from the centre.
     """
 
     centre: Tensor
@@ -42,11 +40,11 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, states: Tensor, component: Component = "residual") -> Self:
-        """Measure it on states (L, N, d).
+        """Measure centre and radius on states (L, N, d).
 
         Args:
-            states: of all rows, or of some that stand for them.
-            component: what they are: see `FAR` and `FAR_IN_SUBLAYERS`.
+            states: states of all rows, or of a sample of them.
+            component: what the states are; see `FAR` and `FAR_IN_SUBLAYERS`.
         """
         times = FAR if component == "residual" else FAR_IN_SUBLAYERS
         centre = states.median(1, keepdim=True).values
@@ -65,7 +63,7 @@ class Reach(NamedTuple):
         return (states - centre).norm(dim=-1) / radius
 
     def beyond(self, states: Tensor) -> Tensor:
-        """Which rows are far at some layer: (L, N, d) -> (N,) bool."""
+        """Return which rows are far at some layer: (L, N, d) -> (N,) bool."""
         return (self.distances(states) > 1).any(0)
 
 
@@ -77,14 +75,14 @@ def far_rows(states: Tensor, component: Component = "residual") -> Tensor:
 
 @dataclass
 class FarSample:
-    """What is found out about a model's rows of one kind on some texts.
+    """Findings about a model's rows of one kind on some texts.
 
     Attributes:
         reach: of the layers.
         far: (N,) bool, rows that are far.
-        first: (N,) bool, rows that are the first of their texts.
+        first: (N,) bool, rows that come first in their texts.
         layers: numbers of the layers.
-        times: (L,) how many median distances the furthest row is off.
+        times: (L,) distance of the furthest row, in median distances.
         shares: (L,) share of the variance that far rows hold.
         features: (L,) share of the far rows' squared deviation that one feature has.
     """
@@ -101,7 +99,7 @@ class FarSample:
     def of(
         cls, states: Tensor, first: Tensor, layers: Sequence[int], component: Component
     ) -> Self:
-        """Look at states (L, N, d), of which `first` (N,) are the first of their texts."""
+        """Examine states (L, N, d), of which `first` (N,) come first in their texts."""
         reach = Reach.of(states, component)
         far = reach.beyond(states)
         times = []
@@ -118,12 +116,12 @@ class FarSample:
         return cls(reach, far, first, layers, *measured)
 
     def words(self, name: str) -> str:
-        """Say where the far rows of the model of this name stand out most, and how much they hold there."""
+        """Say where the far rows of the named model stand out most, and how much of the variance they hold there."""
         place = int(self.shares.nan_to_num(0).argmax())
         which = "they"
         one_feature = ""
         if float(self.first[self.far].float().mean()) >= MOSTLY:
-            which = "they, the first of their texts,"
+            which = "they, each the first of its text,"
         if float(self.features[place]) >= 1 / 2:
             one_feature = f", {float(self.features[place]):.0%} of that in one feature"
         return (

@@ -27,15 +27,16 @@ class Rows(Movable):
     """Which positions of a batch (B, T) become its N rows.
 
     Attributes:
-        index: (P,) positions in the flattened batch; P = N, but for means one for every token that enters one.
+        index: (P,) positions in the flattened batch. P = N, except for means, where every token in a mean has a
+            position.
         owner: (N,) which text of the batch each row belongs to, 0..B-1, ascending.
         texts: B.
         share: (P,) weight of the position in its mean, or None where every position is a row itself.
-        row: (P,) which mean the position enters, 0..N-1, or None likewise.
-        counts: rows of each text, for which nobody waits for a device, if the rows were chosen on the CPU.
-        unseen: (N,) whether fitting does not see the row's type; None where that is not known.
-        far: (N,) whether the row is far from all others; None where none of the batch is.
-        places: (N,) `place` of each row before far ones were left out; None where none were.
+        row: (P,) number of the mean that the position enters, 0..N-1; None where every position is a row itself.
+        counts: number of rows of each text; if the rows were chosen on the CPU, reading it waits for no device.
+        unseen: (N,) whether the row's type is absent from the fitting rows; None where that is not known.
+        far: (N,) whether the row is far from all others; None if the batch has no far rows.
+        places: (N,) `place` of each row before far ones were left out; None if none were left out.
     """
 
     index: Tensor
@@ -59,7 +60,7 @@ class Rows(Movable):
 
     @property
     def place(self) -> Tensor:
-        """(N,) number of each row among those of its text, 0, 1, ...: the same however texts are batched."""
+        """The number of each row among those of its text, (N,), 0, 1, ...: the same for any batching."""
         if self.places is not None:
             return self.places
         device = self.owner.device
@@ -69,7 +70,7 @@ class Rows(Movable):
         return torch.arange(len(self), device=device) - first[self.owner]
 
     def only(self, kept: Tensor) -> Rows:
-        """The rows where `kept` (N,) is True."""
+        """Return the rows where `kept` (N,) is True."""
         if self.share is None or self.row is None:
             return Rows(self.index[kept], self.owner[kept], self.texts)
         entering = kept[self.row]
@@ -80,7 +81,7 @@ class Rows(Movable):
         return Rows(index, self.owner[kept], self.texts, share, row)
 
     def without(self, far: Tensor) -> Rows:
-        """The rows that are not marked in `far` (N,), each with the place and the mark that it had."""
+        """Return the rows that are not marked in `far` (N,), each with the place and the mark that it had."""
         rows = self.only(~far)
         rows.counts = rows.counts or rows._count()
         rows.places = self.place[~far]
@@ -103,7 +104,7 @@ class Rows(Movable):
         out.index_add_(0, self.row, weighted)
 
     def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
-        """A copy of states (B, T, d) in which the rows (N, d) stand at their positions."""
+        """Return a copy of states (B, T, d) with the rows (N, d) written at their positions."""
         flat = states.flatten(0, 1)
         changed = flat.index_copy(0, self.index, rows.to(states.dtype))
         return changed.view_as(states)
@@ -115,7 +116,7 @@ class Rows(Movable):
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of rows: a policy, and whether special tokens count, where that makes a difference."""
+    """A kind of rows: a policy, and whether special tokens count, where that matters."""
 
     policy: RowPolicy
     special_tokens: bool = True
@@ -126,7 +127,7 @@ class RowKind:
 
     @property
     def types(self) -> Kind | None:
-        """What the types of the rows are; None: they have none."""
+        """What the types of the rows are; None: the rows have no types."""
         return policy_of(self.policy).types
 
     def __str__(self) -> str:
@@ -141,8 +142,8 @@ class Policy:
     Attributes:
         types: what the types of the rows are, by which some can be held out of fitting; `words` also says that the
             words of the texts are needed. None: the rows have no types.
-        counts_special: whether it makes a difference if special tokens count.
-        packed: whether packed sequences have such rows, which know neither whole words nor a first token.
+        counts_special: whether the policy gives other rows if special tokens count.
+        packed: whether packed sequences have such rows: they have no whole words and no first token.
     """
 
     types: Kind | None = None
@@ -161,7 +162,7 @@ class Policy:
 
 
 class MaskPolicy(Policy):
-    """Rows that follow from the attention mask: see `select_rows`."""
+    """Chooses rows by the attention mask; see `select_rows`."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class MaskPolicy(Policy):
 
 
 class WordPolicy(Policy):
-    """Rows that are words: see `select_words`."""
+    """Chooses words as rows; see `select_words`."""
 
     types: Kind | None = "words"
 
@@ -203,7 +204,7 @@ class WordPolicy(Policy):
 def select_rows(
     mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True
 ) -> Rows:
-    """Choose the rows of a batch on the CPU, so that their number is known without waiting for another device.
+    """Choose the rows of a batch on the CPU, so that their number is known without waiting for a GPU.
 
     Args:
         mask: (B, T) attention mask; padding is never a row.
@@ -240,9 +241,9 @@ def select_rows(
 
 
 def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
-    """Choose a row for each word of a batch, text by text, in the order of the words' numbers; on the CPU too.
+    """Choose a row for each word of a batch, text by text, in the order of the words' numbers, on the CPU.
 
-    The rows of two models are paired by this order alone, so a word must be there for both or for neither.
+    The rows of two models are paired by this order alone, so a word must be present in both or in neither.
 
     Args:
         words: (B, T) word of each token, 0..W_b-1 in text b, -1 for none.
@@ -287,12 +288,12 @@ def policy_of(rows: RowPolicy) -> Policy:
 
 
 def one_tokenizer_for(rows: RowPolicy) -> tuple[str, str] | None:
-    """Why rows of this policy need models of equal tokenizers, and what to do otherwise; None: they do not."""
+    """Return why this policy needs models with equal tokenizers, and what else to use; None: it does not need them."""
     return PAIRS_TOKENS if rows == "tokens" else None
 
 
 def most_rows(rows: RowPolicy, texts: int, tokens: int) -> int:
-    """The most rows that so many texts of at most so many tokens can have.
+    """Return the largest number of rows that so many texts, each of at most so many tokens, can have.
 
     Raises:
         ValueError: `rows` is not a known policy.
@@ -329,8 +330,8 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 
 
 def check_component(component: Component) -> None:
-    """Raise unless `component` is one that can be read."""
-    # Here, as it takes seconds to import.
+    """Raise unless `component` can be read."""
+    # The import is here because it takes seconds.
     from aligners.models.architectures import Component
 
     check_known(get_args(Component), component=component)

@@ -1,4 +1,4 @@
-"""From a batch of texts to paired rows, in one pass of each model."""
+"""Reads paired rows from a batch of texts, in one pass of each model."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def read_rows(
     component: Component = "residual",
     stored: StoredRows | None = None,
 ) -> Tensor:
-    """The rows of one model at some sites, (S, N, d) float32, its blocks run once and no further up.
+    """Read the rows of one model at some sites, (S, N, d) float32, running its blocks once and only as far as needed.
 
     Args:
         model: the model.
-        inputs: of a batch (B, T).
-        sites: in any order.
+        inputs: inputs of a batch (B, T).
+        sites: sites in any order.
         rows: of the batch.
         component: what is read at a site.
-        stored: the states that a store has of the batch; the model is then not run.
+        stored: the states that a store has of the batch; if given, the model is not run.
     """
     return read_each(model, inputs, sites, [rows], component, stored)[0]
 
@@ -53,7 +53,7 @@ def read_each(
     component: Component = "residual",
     stored: StoredRows | None = None,
 ) -> list[Tensor]:
-    """As `read_rows`, for several choices of rows at once; stored rows that are pooled are the only choice there is."""
+    """Read like `read_rows`, for several choices of rows at once; stored rows that are pooled allow only one choice."""
     if stored is None:
         wanted = sorted(set(sites))
         with torch.inference_mode():
@@ -67,7 +67,7 @@ def read_each(
         return [rows_at_sites] * len(each)
     states = {site: at_site[None] for site, at_site in by_site.items()}
     real = inputs["attention_mask"].flatten()
-    place_in_store = real.cumsum(0) - 1  # of each position's token
+    place_in_store = real.cumsum(0) - 1  # the states of each position's token
     gathered = []
     for rows in each:
         in_store = replace(rows, index=place_in_store[rows.index])
@@ -78,7 +78,7 @@ def read_each(
 def gather_rows(
     states: Mapping[int, Tensor], sites: Sequence[int], rows: Rows, width: int
 ) -> Tensor:
-    """The rows (S, N, d) float32 at some sites, from the states (B, T, d) of each."""
+    """Gather the rows (S, N, d) float32 at some sites, from the states (B, T, d) of each."""
     # Never in inference mode, so that what is gathered can enter a graph.
     with torch.no_grad():
         out = torch.empty(len(sites), len(rows), width, device=rows.index.device)
@@ -95,9 +95,9 @@ class ChosenRows(Movable):
     """The rows of one kind in a batch, before any model is run.
 
     Attributes:
-        rows: those that count, of each model; one object for models of equal tokenizers.
-        whole: the same with rows that are left out for being far, and marked; None: none are left out.
-        near: (N,) numbers in `whole` of the rows that count; None likewise.
+        rows: for each model the rows that count; one object for models with equal tokenizers.
+        whole: the same rows together with those left out as far, which are marked; None if none are left out.
+        near: (N,) numbers in `whole` of the rows that count; None if none are left out.
     """
 
     rows: tuple[Rows, ...]
@@ -106,20 +106,20 @@ class ChosenRows(Movable):
 
     @property
     def read(self) -> tuple[Rows, ...]:
-        """The rows that are read from the models: all of them."""
+        """The rows to read from the models: all of them, far ones included."""
         return self.whole or self.rows
 
 
 def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> ChosenRows:
     """Choose the rows of each model. Where types are known, those of unseen types are left out or marked.
 
-    Rows of unseen types and far rows are left out of a batch to fit on, as its marks say. In any other batch, unseen
-    types are marked, and far rows left out or marked.
+    A batch to fit on comes without rows of unseen types and far rows, as its marks say. In any other batch, unseen
+    types are marked, and far rows are left out or marked.
 
     Args:
-        texts: on the CPU.
+        texts: a batch on the CPU.
         kind: of the rows.
-        leave_out_far: whether rows that are far from all others are left out; else they are marked.
+        leave_out_far: whether rows that are far from all others are left out; otherwise they are marked.
     """
     rows = rows_of_each(texts, kind)
     unseen = texts.unseen.get(kind)
@@ -143,12 +143,12 @@ def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> Chos
 
 @dataclass
 class Prepared(Movable):
-    """A batch of texts, and what is chosen on the CPU before it goes to the device.
+    """A batch of texts, and the rows chosen on the CPU before it goes to the device.
 
     Attributes:
         texts: the tokenised batch.
-        chosen: the rows.
-        others: likewise for each further kind of rows.
+        chosen: the rows that were chosen.
+        others: the rows chosen for each further kind.
         task: the targets of a head's task on the texts, if there are any.
     """
 
@@ -168,11 +168,11 @@ class Plan:
     """What an evaluation reads of paired rows: see `PairedActivations.plan`.
 
     Attributes:
-        kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
+        kinds: kinds of rows to read from the same texts; all but `data.rows` become `PairedBatch.others`.
         measured: the types by which rows are marked as unseen outside fitting; None: those of the fitting rows.
-        other: a source whose held-out texts become one more split, `other`. Their labels are not read.
-        targets_of: makes the targets of every held-out batch: `PairedBatch.task`.
-        fitting: whether fitting texts come too, as many as are held out: one more split, `fit`.
+        other: a source whose held-out texts become another split, `other`. Their labels are not read.
+        targets_of: makes the targets of every held-out batch, `PairedBatch.task`.
+        fitting: whether to read as many fitting texts as are held out, as another split, `fit`.
     """
 
     kinds: Sequence[RowKind] = ()
@@ -191,12 +191,12 @@ class PairedBatch:
 
     Attributes:
         x: (S, N, d_x) states of X, float32.
-        y: (S, N, d_y) states of Y, row by row their partners.
+        y: (S, N, d_y) states of Y, row by row the partners of `x`.
         rows: where the rows came from.
         texts: the tokenised batch.
-        others: the same texts as rows of other kinds, where some were planned.
+        others: the same texts as rows of other kinds, if any were planned.
         task: the targets of a head's task on these texts (a `TaskBatch`), if there are any.
-        whole: where rows that are far from all others are left out, the same with them, and marked in `rows.far`.
+        whole: where rows that are far from all others are left out, the same batch with them, marked in `rows.far`.
     """
 
     x: Tensor
@@ -214,7 +214,7 @@ class PairedBatch:
 
     @property
     def counterpart(self) -> PairedBatch | None:
-        """The batch with far rows, if they are left out, or without, if they are kept; None if its texts have none."""
+        """The batch with far rows, if they were left out, or without them, if they were kept; None if it has none."""
         if self.whole is not None:
             return self.whole
         far = self.rows.far
@@ -226,21 +226,21 @@ class PairedBatch:
         return None
 
     def only(self, numbers: Tensor, rows: Rows) -> PairedBatch:
-        """Some of the rows, by their numbers (N',)."""
+        """Return some of the rows, by their numbers (N',)."""
         x = self.x.index_select(1, numbers)
         y = x if self.y is self.x else self.y.index_select(1, numbers)
         return PairedBatch(x, y, rows, self.texts)
 
 
 class Place(NamedTuple):
-    """What stands at a place along the leading axis S of a batch and of every bank.
+    """Describes a place along the leading axis S of a batch and of every bank.
 
     Attributes:
-        name: of the place, different from all others of a run.
+        name: name of the place, different from all others of a run.
         model_x: name of X.
         model_y: name of Y.
-        site_x: where X is read.
-        site_y: where Y is read.
+        site_x: site at which X is read.
+        site_y: site at which Y is read.
         about: further columns of a report.
     """
 
@@ -258,9 +258,9 @@ class Link(NamedTuple):
     Attributes:
         x: number of X among the models that are read.
         y: number of Y.
-        site_x: where X is read.
-        site_y: where Y is read.
-        begins: how the name of the place begins, where sites alone do not tell it from others.
+        site_x: site at which X is read.
+        site_y: site at which Y is read.
+        begins: beginning of the place's name, where sites alone do not identify it.
         called: what reports call Y; default: its model's name.
         about: further columns of a report.
     """
@@ -276,18 +276,18 @@ class Link(NamedTuple):
 
 @dataclass(eq=False)
 class PairReader:
-    """Reads linked columns of frozen models, each model's blocks run once a batch and no further up.
+    """Reads linked columns of frozen models, running each model's blocks once a batch and only as far as needed.
 
     Args:
-        models: all of them; one may be there several times, and is read once.
-        links: what is paired, in the order of the leading axis.
+        models: all models; one may be listed several times, and is read once.
+        links: columns to pair, in the order of the leading axis.
         kind: of the rows.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
-        token_pairs: rows are these pairs of tokens instead, and what is read is the attention weights that the heads of
-            a block give them.
-        transform: what becomes of a batch after it was read.
-        padded: the widths of the links may differ: states of narrower models end in zeros.
-        leave_out_far: rows that are far from all others are left out; else they are marked.
+        token_pairs: pairs of tokens that are the rows, in place of `kind`; the attention weights that the heads of a
+            block give them are then read.
+        transform: changes a batch after it was read.
+        padded: whether the links may differ in width: states of narrower models are then padded with zeros.
+        leave_out_far: whether rows that are far from all others are left out; otherwise they are marked.
 
     Attributes:
         sites: site pairs (i, j) along the leading axis: state of X at i with state of Y at j.
@@ -323,18 +323,18 @@ class PairReader:
         self._batches_read = 0
 
     def _column(self, model: int, site: int) -> tuple[int, int]:
-        """The first number of a model, which may be there several times, and a site."""
+        """Return a column as the first number of its model, which may be listed several times, and a site."""
         first = self.models.index(self.models[model])
         return first, site
 
     def _width(self, model: int) -> int:
-        """How many numbers a row of a model has."""
+        """Return the length of a model's rows."""
         if self.token_pairs is None:
             return self.models[model].width
         return self.models[model].heads
 
     def _check_widths(self) -> tuple[int, int]:
-        """Return d_x and d_y; raise if the links differ in them and may not."""
+        """Return d_x and d_y; raise if the links differ in width although they must not."""
         x = [self._width(link.x) for link in self.links]
         y = [self._width(link.y) for link in self.links]
         if self.padded:
@@ -346,7 +346,7 @@ class PairReader:
             if of_link != widths[0]:
                 raise UserError(
                     f"Expected pairs of equal widths, as one bank holds, but {first.model_x} and {first.model_y} have "
-                    f"{widths[0]}, {place.model_x} and {place.model_y} {of_link}. Fit them apart."
+                    f"{widths[0]}, {place.model_x} and {place.model_y} {of_link}. Fit them in separate runs."
                 )
         return widths[0]
 
@@ -361,7 +361,7 @@ class PairReader:
         return self.models[self.links[0].y]
 
     def places(self) -> list[Place]:
-        """What stands along the leading axis S."""
+        """What each place along the leading axis S is."""
         places = []
         for link in self.links:
             name = f"{link.begins}{link.site_x}-{link.site_y}"
@@ -372,10 +372,10 @@ class PairReader:
         return places
 
     def prepare(self, texts: TextBatch, others: Sequence[RowKind] = ()) -> Prepared:
-        """Choose the rows of each model for each kind of rows, which belongs on the CPU.
+        """Choose the rows of each model for each kind of rows, while the batch is on the CPU.
 
         Args:
-            texts: on the CPU.
+            texts: a batch on the CPU.
             others: further kinds of rows to gather from the same states.
         """
         if self.token_pairs is not None:
@@ -415,7 +415,7 @@ class PairReader:
     def _read_model(
         self, model: int, texts: TextBatch, kinds: Sequence[Rows]
     ) -> list[Tensor]:
-        """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
+        """Read the rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
         frozen = self.models[model]
         inputs = texts.inputs[model]
         sites = self._sites_read[model]
@@ -431,7 +431,7 @@ class PairReader:
         return [gather_rows(by_block, sites, rows, frozen.heads) for rows in kinds]
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """The rows of a narrow model (S, N, d), with zeros at the end if they may have them."""
+        """Pad the rows of a narrow model (S, N, d) with zeros, if the pairing allows it."""
         missing = max(self.widths) - rows.shape[-1]
         if self.padded and missing:
             return pad(rows, (0, missing))
@@ -440,7 +440,7 @@ class PairReader:
     def _paired(
         self, states: dict[int, Tensor], chosen: ChosenRows, texts: TextBatch
     ) -> PairedBatch:
-        """Pair the rows of the models, and leave far ones out of the batch but not of its `whole`."""
+        """Pair the rows of the models, and leave far ones out of the batch but not out of its `whole`."""
         x = y = self._stacked(states, self._x)
         if self._x != self._y:
             y = self._stacked(states, self._y)
@@ -454,7 +454,7 @@ class PairReader:
     def _stacked(
         self, states: dict[int, Tensor], columns: list[tuple[int, int]]
     ) -> Tensor:
-        """The rows of X, or of Y, at all places: (S, N, d)."""
+        """Stack the rows of X, or of Y, at all places: (S, N, d)."""
         only = columns[0][0]
         if columns == [(only, site) for site in self._sites_read[only]]:
             return states[only]  # one model, each site once: nothing to copy
@@ -465,7 +465,7 @@ class PairReader:
         return torch.stack(rows)
 
     def _watch(self, batch: PairedBatch) -> None:
-        """Look for NaN and infinity, which are reported with the next batch."""
+        """Check for NaN and infinity, which are reported with the next batch."""
         self._watch_side("X", batch.x, self._x)
         self._watch_side("Y", batch.y, self._y)
         self._batches_read += 1

@@ -1,4 +1,4 @@
-"""The token or word types of rows: which are held out of fitting, and which rows have unseen ones."""
+"""The token or word types of rows: which are held out of fitting, and which rows have unseen types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_held_out(name: str, share: float, seed: int) -> bool:
-    """Whether fitting leaves out a type, as it does a `share` of them: a keyed hash of its name decides."""
+    """Tell whether fitting leaves out a type: a keyed hash of its name selects a `share` of all types."""
     secret = seed.to_bytes(8, "little", signed=True)
     content = name.encode("utf-8", "surrogatepass")
     keyed = blake2b(content, key=secret, person=b"type", digest_size=8)
@@ -32,8 +32,8 @@ class SeenTypes:
     """The row types that a map was fitted on.
 
     Attributes:
-        kind: `tokens`: entries of the vocabulary, as it writes them; `words`: words, case folded; None: the rows had
-            no types.
+        kind: `tokens`: entries of the vocabulary, as it writes them; `words`: case-folded words; None: the rows had no
+            types.
         names: of the types.
     """
 
@@ -69,7 +69,7 @@ class RowTypes:
     always: Collection[str] = ()
 
     def seen(self, share: float, seed: int) -> SeenTypes:
-        """Return the types that occur here and are not held out."""
+        """Return the types that occur in the split and are not held out."""
         kept = set()
         occurring = self.number.unique().tolist()
         for number in occurring:
@@ -79,7 +79,7 @@ class RowTypes:
         return SeenTypes(self.kind, frozenset(kept))
 
     def at(self, text: Tensor, place: Tensor) -> Tensor:
-        """The number of the type of some rows, (N,), by their text's place in the split and their own in the text."""
+        """Return the type numbers of rows, (N,), given their text's place in the split and their own in the text."""
         first = self.counts.cumsum(0) - self.counts
         row = first[text] + place
         return self.number[row].long()
@@ -97,13 +97,13 @@ def types_of(
     texts: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
 ) -> RowTypes | None:
-    """Find the types of a split's rows, words case folded; None if rows of this kind have no types.
+    """Find the types of a split's rows, with words case folded; None if rows of this kind have no types.
 
     Args:
         kind: of the rows.
-        data: a split, tokenised with its words if rows are words.
-        texts: the same as text.
-        tokenizer: of the first model.
+        data: a split, tokenised with its words if the rows are words.
+        texts: the same split as text.
+        tokenizer: tokenizer of the first model.
     """
     if kind.types is None:
         return None
@@ -113,7 +113,7 @@ def types_of(
 
 
 def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
-    """The words that all models have in full, numbered by their first appearance."""
+    """Number the words that all models have in full by their first appearance."""
     number_of: dict[str, int] = {}
     numbers = []
     for word in _words(texts):
@@ -126,7 +126,7 @@ def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
 
 
 def _words(texts: datasets.Dataset) -> Iterator[str]:
-    """All words, case folded, text by text."""
+    """Return all words, case folded, text by text."""
     columns = [texts["text"][:]]
     if "text_pair" in texts.column_names:
         columns.append(texts["text_pair"][:])
@@ -138,7 +138,7 @@ def _words(texts: datasets.Dataset) -> Iterator[str]:
 def _token_types(
     kind: RowKind, data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase
 ) -> RowTypes:
-    """The tokens that are rows, numbered as the vocabulary does."""
+    """Number the tokens that are rows as the vocabulary does."""
     vocabulary = tokenizer.get_vocab()
     names = [""] * (max(vocabulary.values()) + 1)
     for name, number in vocabulary.items():

@@ -1,4 +1,4 @@
-"""Parses what a user writes for sites and layers."""
+"""Parses the sites and layers that a user names."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -6,7 +6,7 @@ from itertools import product
 from aligners.errors import UserError
 from aligners.models.architectures import Component, first_site
 
-DEEPEST = 10**6  # blocks that no model has
+DEEPEST = 10**6  # a number of blocks that no model has
 
 
 def parse_sites(
@@ -18,8 +18,8 @@ def parse_sites(
     """Parse the site pairs that a user wrote.
 
     Args:
-        sites: as in `sites_of_each`, such as `1,3:5` (X's site 3, Y's site 5); or `grid`, every block of X with every
-            block of Y.
+        sites: what the user wrote, as in `sites_of_each`, such as `1,3:5` (site 1 of both; X's site 3 with Y's site 5);
+            or `grid`, every block of X with every block of Y.
         depth_x: L of X.
         depth_y: L of Y.
         component: what is read there.
@@ -40,16 +40,16 @@ def sites_of_each(
     depths: Sequence[int],
     component: Component = "residual",
 ) -> list[tuple[int, ...]]:
-    """Parse the sites that a user wrote for several models: lists of one site of each model.
+    """Parse the sites that a user wrote for several models, into lists with one site for each model.
 
     Args:
-        sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or layers `3` of all models and tuples with one of
-            each, `3:5` of two, as one string `1,3:5` or as a list.
+        sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or a list of layers that all models share, such as
+            `3`, and of sites for each model, such as `3:5` for two; as one string `1,3:5` or as a list.
         depths: L of each model.
         component: what is read there.
 
     Raises:
-        ValueError: something else was written, a site twice, or `all` and `blocks` at unequal depths.
+        ValueError: `sites` is none of these, names a site twice, or is `all` or `blocks` at unequal depths.
     """
     if isinstance(sites, str) and sites in ("all", "blocks"):
         return _equal_layers(sites, depths, component)
@@ -76,7 +76,7 @@ def sites_of_each(
 def _equal_layers(
     sites: str, depths: Sequence[int], component: Component
 ) -> list[tuple[int, ...]]:
-    """The same layers of all models."""
+    """Return the same layers for all models."""
     if len(set(depths)) > 1:
         listed = " and ".join(map(str, depths))
         raise UserError(
@@ -88,7 +88,7 @@ def _equal_layers(
 
 
 def _layers(entry: str, models: int) -> tuple[int, ...] | None:
-    """The layers that `3` or `3:5` names, one of each model; None if it names something else."""
+    """Return the layers that `3` or `3:5` names, one for each model; None if it names none."""
     try:
         layers = tuple(map(int, entry.split(":")))
     except ValueError:
@@ -101,19 +101,19 @@ def _layers(entry: str, models: int) -> tuple[int, ...] | None:
 
 
 def _example(first: int, depths: Sequence[int]) -> str:
-    """An example of sites of so many models."""
+    """Return an example of sites for so many models."""
     return ":".join(map(str, range(first, first + len(depths))))
 
 
 def check_written(sites: str | Sequence[str | int], models: int) -> None:
-    """Raise if no depth of so many models makes these sites right; nothing is loaded for it.
+    """Raise if these sites cannot be right for models of any depth; loads nothing.
 
     Args:
-        sites: as for `sites_of_each`, or `grid`.
-        models: how many belong together.
+        sites: what the user wrote, as for `sites_of_each`, or `grid`.
+        models: number of models whose sites belong together.
 
     Raises:
-        ValueError: something else was written, or a site twice.
+        ValueError: `sites` is none of these, or names a site twice.
     """
     if sites not in ("all", "blocks", "grid"):
         sites_of_each(sites, [DEEPEST] * models)
@@ -128,8 +128,8 @@ def route_sites(
 ) -> list[tuple[int, int]]:
     """Parse the site pairs of the route from one model to another, or to itself.
 
-    A pair that the user wrote holds from an earlier model to a later one. On the way back it is turned round; from a
-    model to itself, its own end of the pair is taken twice. A grid is every block with every block on any route.
+    A pair that the user wrote holds from an earlier model to a later one. On the way back the pair is reversed; from a
+    model to itself, the model's own site is taken twice. On any route, a grid pairs every block with every block.
 
     Args:
         sites: as the user wrote them.
@@ -143,7 +143,7 @@ def route_sites(
     if source > target:
         pairs = parse_sites(sites, depths[target], depths[source], component)
         return [(j, i) for i, j in pairs]
-    side = min(source, 1)  # of the first model X's, of any other Y's
+    side = min(source, 1)  # the first model is X, any other is Y
     own: dict[int, None] = {}
     for pair in parse_sites(sites, depths[0], depths[source or 1], component):
         own[pair[side]] = None
@@ -156,7 +156,7 @@ def parse_layers(
     """Parse layers of a model with L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or a list.
 
     Raises:
-        ValueError: something else was written, nothing, or a layer twice.
+        ValueError: `layers` is none of these, is empty, or names a layer twice.
     """
     if isinstance(layers, str):
         if layers not in ("all", "blocks"):

@@ -1,4 +1,4 @@
-"""Rows that are pairs of tokens, for attention weights; and the keys by which rows are drawn, whatever the batch."""
+"""Rows that are pairs of tokens, for attention weights, and the keys that draw rows independently of the batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 
 FREE = torch.iinfo(torch.int64).max  # the key of an empty place: above any row's
-LONGEST = 2**31  # tokens, more than any text has
+LONGEST = 2**31  # in tokens: more than any text has
 # SplitMix64's increment, its shifts and its factors, as int64.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
@@ -21,7 +21,7 @@ def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
     """Pseudo-random keys of rows, (N,) int64 in [0, 2⁶³): a hash of seed, text and token alone.
 
     The finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
-    applied after each of the three. 64-bit products wrap, as they do there.
+    applied after each of the three numbers. 64-bit products wrap, as in the paper.
 
     Args:
         seed: any int64.
@@ -46,16 +46,16 @@ def _shifted(state: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Rows that are a token and one that it looks at, drawn text by text whatever the batch; on the CPU.
+    """Draws pairs of a token and one that it attends to as rows, text by text whatever the batch; on the CPU.
 
-    With `mean` a row is a token and what it gets from all tokens that can look at it, on average.
+    With `mean`, a row is a token and the mean weight that it gets from all tokens that can attend to it.
 
     Attributes:
-        special_tokens: whether special tokens look and are looked at.
-        causal: whether tokens that lie ahead are not looked at.
-        share: of all such rows, that are taken.
+        special_tokens: whether special tokens attend and are attended to.
+        causal: whether tokens attend to earlier tokens only.
+        share: share of all such rows that are drawn.
         seed: of the draw.
-        mean: whether rows are means over the tokens that look.
+        mean: whether rows are means over the attending tokens.
     """
 
     special_tokens: bool
@@ -65,7 +65,7 @@ class TokenPairs:
     mean: bool = False
 
     def rows(self, texts: TextBatch) -> Rows:
-        """The rows of a batch, by their places in weights (B, T · T)."""
+        """Return the rows of a batch, as places in weights (B, T · T)."""
         kind = RowKind("tokens", self.special_tokens)
         tokens = rows_of_each(texts, kind)[0]
         counts = torch.tensor(tokens.counts)
@@ -89,7 +89,7 @@ class TokenPairs:
         return Rows(index, target // length, len(counts), share, row)
 
     def _drawn(self, text: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Text, looking token and looked-at token of each pair that is taken, all counted from 0."""
+        """Return text, attending token and attended token of each drawn pair, all counted from 0."""
         place = torch.arange(int(counts.max()))
         real = place < counts[:, None]
         pairs = real[:, :, None] & real[:, None]

@@ -1,4 +1,4 @@
-"""Looks after a folder of stores: what is there, whether it is whole, what can go, and tensors computed from states."""
+"""Maintains a folder of stores: lists them, checks them, removes old ones, and keeps tensors computed from states."""
 
 import os
 import shutil
@@ -25,11 +25,11 @@ from aligners.files.sealed import check_sealed, save_sealed
 
 @dataclass
 class StoreEntry:
-    """A store in its folder, or the file of what was computed from stores.
+    """A store in its folder, or a file of what was computed from stores.
 
     Attributes:
-        folder: of the store; or the file.
-        size: bytes that it takes on the disk.
+        folder: folder of the store, or the file.
+        size: bytes on the disk.
         used: when its states were last read or written, in seconds since 1970.
     """
 
@@ -39,7 +39,7 @@ class StoreEntry:
 
     @property
     def manifest(self) -> Manifest:
-        """What it holds.
+        """Load the store's manifest.
 
         Raises:
             ValueError: see `Manifest.load`.
@@ -48,7 +48,7 @@ class StoreEntry:
 
 
 def kept_in(root: Path) -> list[StoreEntry]:
-    """The stores in a folder and the moments beside them, the least recently used first.
+    """List the stores in a folder and the moments beside them, the least recently used first.
 
     Raises:
         ValueError: there is no such folder.
@@ -68,7 +68,7 @@ def kept_in(root: Path) -> list[StoreEntry]:
 
 
 def _entry(folder: Path) -> StoreEntry:
-    """Size and last use of a store; of one without a manifest, when its folder was last changed."""
+    """Return a store's size and last use; without a manifest, its last use is when its folder was last changed."""
     size = 0
     dates = []
     for path in folder.rglob("*"):
@@ -81,7 +81,7 @@ def _entry(folder: Path) -> StoreEntry:
 
 
 def damages(kept: StoreEntry) -> Iterator[str]:
-    """Read all of a store, and say what is damaged."""
+    """Read all of a store, and report what is damaged."""
     try:
         if kept.folder.is_file():
             load_tensors(kept.folder)
@@ -104,7 +104,7 @@ def damages(kept: StoreEntry) -> Iterator[str]:
 
 
 def _check_all(shard: Shard, row_bytes: int) -> None:
-    """Raise unless the rows of all texts of a shard are those that were written."""
+    """Raise unless the rows of all texts of a shard are as they were written."""
     with shard.path.open("rb") as file:
         file.seek(shard.first)
         for text, length in enumerate(shard.lengths.tolist()):
@@ -112,7 +112,7 @@ def _check_all(shard: Shard, row_bytes: int) -> None:
 
 
 def remove(kept: StoreEntry) -> bool:
-    """Remove a store, unless somebody is writing it; whether it was removed."""
+    """Remove a store unless somebody is writing it; return whether it was removed."""
     if kept.folder.is_file():
         kept.folder.unlink()
         return True
@@ -123,14 +123,14 @@ def remove(kept: StoreEntry) -> bool:
         except Timeout:
             return False
         remove_unfinished(kept.folder)
-        # Without its manifest nothing in it counts, however far the removal comes.
+        # Without its manifest a store counts for nothing, even if the removal stops halfway.
         (kept.folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(kept.folder)
     return True
 
 
 def remove_down_to(root: Path, size: float) -> list[StoreEntry]:
-    """Remove the least recently used stores until at most so many bytes are left; what was removed.
+    """Remove the least recently used stores until at most so many bytes are left; return what was removed.
 
     Raises:
         ValueError: there is no such folder.
@@ -146,7 +146,7 @@ def remove_down_to(root: Path, size: float) -> list[StoreEntry]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors of the CPU, whole or not at all.
+    """Write tensors on the CPU to a file, whole or not at all.
 
     Raises:
         OSError: they cannot be written.
@@ -157,17 +157,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read tensors, and note that they are used.
+    """Read tensors, and record that they were used.
 
     Raises:
-        ValueError: they are not those that were written.
+        ValueError: they differ from what was written.
     """
     try:
         check_sealed(path)
         tensors = load_file(path)
     except Exception as error:  # safetensors has errors of its own
         raise UserError(
-            f"{path} is damaged: it is not what was written. Remove the file: it is then computed again."
+            f"{path} is damaged: it differs from what was written. Remove the file, and its contents will be "
+            "computed again."
         ) from error
     if os.access(path, os.W_OK):
         path.touch()

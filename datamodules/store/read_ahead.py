@@ -1,4 +1,4 @@
-"""Reads the stored rows of many batches at once, ahead of their use: sorted by place in the files, by threads."""
+"""Reads the stored rows of many batches ahead of their use, with several threads, in the order of the files."""
 
 import errno
 import json
@@ -21,9 +21,9 @@ from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError
 from aligners.files.resources import free_memory
 
-PIECE = 2**23  # bytes that a thread reads before it takes the next piece
-ROWS = 32_768  # of each model, that are read together
-SHARE = 1 / 16  # of the free memory, which they may take; two windows are there at once
+PIECE = 2**23  # bytes that a thread reads at a time
+ROWS = 32_768  # rows of each model that are read together
+SHARE = 1 / 16  # share of the free memory for each of two windows
 THREADS = 4
 StatesAtSites = tuple[StoredStates, tuple[int, ...]]  # and the sites to read, ascending
 
@@ -47,12 +47,12 @@ def start_reading(
     *,
     pinned: bool,
 ) -> list[Future]:
-    """Give batches their stored rows, which are there once all of the futures are done.
+    """Give batches memory for their stored rows, and start reading; return the futures to wait for.
 
     Args:
         pool: threads that read.
-        stored: of each model.
-        batches: on the CPU.
+        stored: stored states of each model.
+        batches: batches on the CPU.
         pinned: whether the rows go to page-locked memory, from which they are copied to a GPU without waiting.
     """
     futures = []
@@ -70,13 +70,13 @@ def start_reading(
 def _attach(
     states: StoredStates, sites: tuple[int, ...], batch: TextBatch, pinned: bool
 ) -> list[TextSpan]:
-    """Give a batch memory for its rows, and say where those of each text belong."""
+    """Give a batch memory for its rows, and return where those of each text belong."""
     lengths = states.lengths[list(batch.text_numbers)]
     ends = (np.cumsum(lengths) * states.row_bytes).tolist()
     width = states.manifest.width
     rows = []
     memory = []
-    # One by one: the system need not clear memory of this size for every batch.
+    # One by one: so the system need not clear that much memory for every batch.
     for _ in sites:
         of_site = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
         rows.append(of_site.view(states.dtype).view(-1, width))
@@ -96,7 +96,7 @@ def _attach(
 def _pieces(
     states: StoredStates, spans: Sequence[TextSpan]
 ) -> Iterator[tuple[int, list[TextSpan]]]:
-    """Divide sorted spans into pieces of one shard and of a few megabytes at each site."""
+    """Divide sorted spans into pieces of one shard, a few megabytes at each site."""
     piece: list[TextSpan] = []
     size = shard = 0
     for span in spans:
@@ -115,7 +115,7 @@ def _pieces(
 def _read(
     states: StoredStates, site: int, place: int, number: int, spans: list[TextSpan]
 ) -> None:
-    """Read the rows of some texts of one shard, and check those that were not read before.
+    """Read the rows of some texts of one shard, and check the rows that were not read before.
 
     Raises:
         ValueError: the shard is damaged.
@@ -141,15 +141,15 @@ def _read(
 
 
 class StoredLoader(DataLoader):
-    """Loads batches of texts in the order of its sampler, with the states that models have of them in a store.
+    """Loads batches of texts in the order of its sampler, together with the models' stored states of them.
 
-    The batches of a window are read together, sorted by their places in the files, while those of the window before
-    are used. A window has `ROWS` rows, or as many as fit in a share of the free memory: which rows are in a batch does
-    not depend on it.
+    The batches of a window are read together, sorted by their places in the files, while those of the window before are
+    used. A window has `ROWS` rows, or as many as fit in a share of the free memory. Its size does not change the
+    batches.
 
     Args:
         data: the texts.
-        stored: of each model that has some.
+        stored: stored states of each model that has any.
         options: of `DataLoader`.
     """
 
@@ -160,11 +160,11 @@ class StoredLoader(DataLoader):
         self.stored = list(stored)
 
     def beside(self, kind: str, about: Mapping[str, Any]) -> Path:
-        """Where to keep what a pass over this loader gives, beside the stores.
+        """Return where to keep the result of a pass over this loader, beside the stores.
 
         Args:
-            kind: of what is kept.
-            about: what decides it besides the states, their order and their rows, as plain values.
+            kind: kind of result.
+            about: what decides it, besides the states, their order and their rows, as plain values.
         """
         data = cast(TokenisedTexts, self.dataset)
         order = cast(LengthBatches, self.sampler)
@@ -179,7 +179,7 @@ class StoredLoader(DataLoader):
         return states.folder.parent / kind / digest.hexdigest()
 
     def __iter__(self) -> Any:
-        """The batches of an epoch."""
+        """Yield the batches of an epoch."""
         batches = super().__iter__()
         reading: deque[tuple[list[TextBatch], list[Future]]] = deque()
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
@@ -196,7 +196,7 @@ class StoredLoader(DataLoader):
             pool.shutdown(cancel_futures=True)
 
     def _windows(self, batches: Iterator[TextBatch]) -> Iterator[list[TextBatch]]:
-        """The batches that are read together: of so many rows of each model, at most a batch more."""
+        """Yield the batches to read together: so many rows of each model, exceeded by less than a batch."""
         row_bytes = 0  # of all models at all sites
         for states, sites in self.stored:
             row_bytes += len(sites) * states.row_bytes
@@ -219,7 +219,7 @@ class StoredLoader(DataLoader):
 def _finished(
     window: list[TextBatch], futures: Sequence[Future]
 ) -> Iterator[TextBatch]:
-    """The batches of a window once they are read, each let go of when the next is wanted."""
+    """Yield the batches of a window once they are read, dropping each when the next is requested."""
     for future in futures:
         future.result()
     window.reverse()

@@ -1,8 +1,8 @@
 """A shard: the rows of whole texts at one site, a safetensors file of lengths, checksums and rows.
 
 Its tensors are `lengths` (n,) int32, rows of each text; `crc32` (n,) uint32, of the bytes of each text's rows; and
-`rows` (N, d), text by text, at the end. The checksum of a shard, which the manifest keeps, is that of all in the file
-before the rows: it says that lengths and CRCs are those that were written, and they say the same of every text.
+`rows` (N, d), text by text, at the end. The manifest keeps each shard's checksum, taken over everything in the file
+before the rows. It vouches for the lengths and CRCs, and these vouch for the rows of every text.
 """
 
 import json
@@ -25,7 +25,7 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-# What safetensors calls them.
+# The names that safetensors gives them.
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 ALIGNED = 64
 
@@ -34,7 +34,7 @@ class ShardWriter:
     """A shard that is being written, its texts in any order.
 
     Args:
-        file: open to be written to; the disk sets the space aside at once, but for macOS.
+        file: open for writing; the disk reserves the space at once, except on macOS.
         lengths: rows of each text, (n,).
         width: d.
         stored_as: data type of the rows.
@@ -63,7 +63,7 @@ class ShardWriter:
         size = first + rows * row
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
-        else:  # macOS has no such call: there, a full disk is noticed only as rows are written
+        else:  # macOS has no such call: a full disk is noticed there only as rows are written
             file.truncate(size)
 
     def write_texts(self, texts: np.ndarray, rows: Sequence[Tensor]) -> None:
@@ -96,10 +96,10 @@ class Shard:
     """A complete shard.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         first: place of the first row in the file, in bytes.
         lengths: rows of each text, (n,).
-        crc32: of each text's rows, (n,).
+        crc32: checksum of each text's rows, (n,).
         starts: number of each text's first row in the shard, (n,).
     """
 
@@ -116,13 +116,13 @@ class Shard:
         """Read everything but the rows.
 
         Args:
-            path: of the file.
-            checksum: that the manifest has of it.
-            texts: n.
+            path: path of the file.
+            checksum: the shard's checksum in the manifest.
+            texts: n, the number of texts.
             row_bytes: bytes of a row.
 
         Raises:
-            ValueError: the file is not there, cut short, or not the one that was written.
+            ValueError: the file is missing, cut short, or not the one that was written.
         """
         try:
             with path.open("rb") as file:
@@ -146,7 +146,7 @@ class Shard:
         """Check the rows of a text, given as bytes.
 
         Raises:
-            ValueError: they are not those that were written.
+            ValueError: they differ from what was written.
         """
         if zlib.crc32(rows) != self.crc32[text]:
             what = f"holds other rows of its text number {text} than were written"
@@ -154,17 +154,17 @@ class Shard:
 
 
 def damaged(path: Path, what: str) -> str:
-    """Say that a shard is damaged."""
+    """Return the error for a damaged shard."""
     return (
-        f"Expected a shard of stored states, but {path} {what}: it is damaged. Remove the file: it is then written "
-        "again."
+        f"Expected a shard of stored states, but {path} {what}: it is damaged. Remove the file, and it will be "
+        "written again."
     )
 
 
 def _header(
     texts: int, rows: int, width: int, stored_as: str, about: dict[str, str]
 ) -> bytes:
-    """The header of a safetensors file: its length, and in JSON which tensors follow."""
+    """Read the header of a safetensors file: its length, and the tensors that follow, in JSON."""
     end = 8 * texts + rows * width * DTYPES[stored_as].itemsize
     tensors = {
         "__metadata__": about,

@@ -1,4 +1,4 @@
-"""The stored states of one model on one set of texts: whose they are, a manifest, and shards of each site."""
+"""The stored states of one model on one set of texts: their identity, a manifest, and the shards of each site."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from aligners.files.sealed import read_sealed_json, sealed_json
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 
-FORMAT = 1  # of the files; a store of another format has another name
-# What a config says beside what decides the states.
+FORMAT = 1  # version of the file format; a store of another format has another name
+# What a configuration holds besides what decides the states.
 BESIDE = (
     "_name_or_path",
     "transformers_version",
@@ -36,19 +36,19 @@ BESIDE = (
 
 @dataclass(frozen=True)
 class StateIdentity:
-    """Everything that decides the states of a model, at all of its sites.
+    """Everything that determines a model's states, at all of its sites.
 
     Attributes:
         weights: the model's fingerprint.
-        config: hash of its config, without names.
+        config: hash of its configuration, without names.
         inputs: hash of the tokenised texts.
         component: what is read at a site.
-        computed_in: data type of the weights, and the precision of products in float32.
+        computed_in: data type of the weights, and the precision of float32 products.
         stored_as: data type of the stored values: float32, float16 or bfloat16.
-        format: of the files.
-        rows: which rows are kept, one of each text; empty: every token, of which any rows can be made.
-        attention: implementation of attention, and a hash of the model's own code; empty: the one that transformers
-            prefers, and its code, or those of a version that did not tell them apart.
+        format: version of the file format.
+        rows: which rows are kept, one for each text; empty: every token, from which any rows can be made.
+        attention: implementation of attention, and a hash of the model's own code; empty: the implementation that
+            transformers prefers, and its own code, or the store of a version that did not record them.
     """
 
     weights: str
@@ -72,18 +72,18 @@ class StateIdentity:
 
     @property
     def kept_as(self) -> str:
-        """Data type of what is in the files: means of values of the type `stored_as` are kept in full."""
+        """Data type in the files: means of values of type `stored_as` are kept in full precision."""
         return "float32" if self.rows else self.stored_as
 
 
 def _hash(values: dict[str, Any], size: int) -> str:
-    """A hash of plain values, of so many bytes."""
+    """Hash plain values to so many bytes."""
     content = json.dumps(values, sort_keys=True, default=str)
     return blake2b(content.encode(), digest_size=size).hexdigest()
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Return the name of a data type: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -95,12 +95,12 @@ class Manifest:
     """What a store holds, without the states.
 
     Attributes:
-        identity: what the states are states of.
-        about: the same in words: names of the model and of the texts.
-        width: d of the states.
+        identity: what determines the states.
+        about: the identity in words: names of the model and of the texts.
+        width: d, the width of the states.
         bounds: shard k holds the texts bounds[k] to bounds[k + 1] - 1, at every site.
-        rows: rows of each shard.
-        sites: site -> number of a shard that is there -> checksum of all in it but the rows.
+        rows: number of rows of each shard.
+        sites: site -> number of each shard that is there -> its checksum, which covers everything but the rows.
     """
 
     identity: StateIdentity
@@ -140,13 +140,13 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"Expected {path} to be the manifest of the store of states that its folder is named after, in format "
-                f"{FORMAT}, but it cannot be read: {error!r}. Remove the folder {folder}: the states are then "
+                f"{FORMAT}, but it cannot be read: {error!r}. Remove the folder {folder}, and the states will be "
                 "computed again where they are needed."
             ) from error
 
     def save(self, folder: Path) -> None:
         """Write the manifest, whole or not at all."""
-        ordered = {}  # the same file, whoever wrote which shard first
+        ordered = {}  # the file is then the same whoever wrote which shard first
         for site, shards in sorted(self.sites.items()):
             of_site = {str(number): shards[number] for number in sorted(shards)}
             ordered[str(site)] = of_site
@@ -155,12 +155,12 @@ class Manifest:
 
 
 def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
-    """Divide texts into shards of whole texts: the number of each shard's first text, and the number of texts.
+    """Divide texts into shards of whole texts; return the number of each shard's first text, then the number of texts.
 
     Args:
         lengths: rows of each text, (n,).
         row_bytes: bytes of a row.
-        most: bytes of a shard, which its last text may exceed.
+        most: largest size of a shard in bytes, which its last text may exceed.
     """
     before = (np.cumsum(lengths) - lengths) * row_bytes // most
     begins = np.flatnonzero(np.diff(before)) + 1
@@ -168,12 +168,12 @@ def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
 
 
 def shard_path(folder: Path, site: int, shard: int) -> Path:
-    """The file of a shard at a site."""
+    """Return the path of a shard at a site."""
     return folder / "sites" / f"{site:02d}" / f"{shard:05d}.safetensors"
 
 
-SHARD = 250_000_000  # bytes of a shard, at most one text more
-USED = "used"  # whose date says when the states were last read
+SHARD = 250_000_000  # bytes of a shard, which one more text may exceed
+USED = "used"  # its date is when the states were last read
 
 
 class StoredStates:
@@ -181,22 +181,22 @@ class StoredStates:
 
     Args:
         root: folder of all stores.
-        model: whose states they are.
+        model: the model whose states they are.
         data: the texts.
-        place: the model's number among those that the texts are tokenised for.
+        place: the model's number among the models that the texts are tokenised for.
         component: what is read at a site.
         stored_as: data type of the stored values.
-        kind: of the rows that are kept, one of each text; None: every token is.
+        kind: kind of the rows that are kept, one for each text; None: every token is kept.
 
     Attributes:
-        folder: of this store.
-        source: name of the store of every token of the same states.
-        tokens: of each text, (n,).
+        folder: folder of this store.
+        source: name of the store that holds every token of the same states.
+        tokens: number of tokens of each text, (n,).
         lengths: rows of each text, (n,).
         row_bytes: bytes of a row.
 
     Raises:
-        ValueError: the folder holds a manifest that does not belong there.
+        ValueError: the folder holds the manifest of another store.
     """
 
     def __init__(
@@ -248,8 +248,8 @@ class StoredStates:
         )
 
     def _planned(self) -> Manifest:
-        """The manifest of a store in which nothing is yet."""
-        # Shards are those of every token: a text is then read in the same batch, whatever rows are kept.
+        """Return the manifest of an empty store."""
+        # The shards are those of a store of every token, so a text is read in the same batch whatever rows are kept.
         token_bytes = self.model.width * DTYPES[self.identity.stored_as].itemsize
         bounds = plan_shards(self.tokens, token_bytes, SHARD)
         about: dict[str, Any] = {
@@ -265,7 +265,7 @@ class StoredStates:
     # ------------------------------------------------------------------ what is there
 
     def missing(self, sites: Sequence[int]) -> dict[int, list[int]]:
-        """Number of each incomplete shard -> the sites that lack it."""
+        """Return the number of each incomplete shard -> the sites that lack it."""
         missing = {}
         for shard in range(len(self.manifest.rows)):
             lacking = self.lacking(sites, shard)
@@ -274,7 +274,7 @@ class StoredStates:
         return missing
 
     def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
-        """The sites that lack the shard of this number."""
+        """Return the sites that lack the shard of this number."""
         lacking = []
         for site in sites:
             written = shard in self.manifest.sites.get(site, {})
@@ -283,13 +283,13 @@ class StoredStates:
         return lacking
 
     def size(self, shard: int) -> int:
-        """Bytes of a shard at one site, within some hundred."""
+        """Return the bytes of a shard at one site, to within a few hundred."""
         rows = self.manifest.rows[shard]
         texts = self.texts(shard)
         return 8 * len(texts) + rows * self.row_bytes
 
     def texts(self, shard: int) -> range:
-        """The row numbers of the texts in a shard."""
+        """Return the row numbers of the texts in a shard."""
         return range(*self.manifest.bounds[shard : shard + 2])
 
     def shard(self, site: int, shard: int) -> Shard:
@@ -306,19 +306,19 @@ class StoredStates:
         return self._open[site, shard]
 
     def checked(self, site: int) -> np.ndarray:
-        """Which texts' rows at a site have been compared with their checksums, (n,)."""
+        """Return which texts' rows at a site have been compared with their checksums, (n,)."""
         return self._checked.setdefault(site, np.zeros(len(self.lengths), dtype=bool))
 
     # ------------------------------------------------------------------ what is written
 
     def lock(self, name: str) -> FileLock:
-        """A lock between processes, of a shard or of the manifest."""
+        """Return a lock between processes, for a shard or for the manifest."""
         folder = self.folder / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         return FileLock(folder / f"{name}.lock")
 
     def reload(self) -> None:
-        """Read the manifest again, which other processes may have written."""
+        """Read the manifest again, as other processes may have written to it."""
         if (self.folder / MANIFEST).exists():
             self.manifest = Manifest.load(self.folder)
 

@@ -1,7 +1,7 @@
-"""The stores that a data module reads from: opened on first use; what is missing is written, all sites in one pass.
+"""The stores of a data module: opened on first use; missing states of all sites are written in one pass.
 
-What is written does not depend on who writes it, or on how often the writing was stopped: a shard's texts form the same
-batches every time. Whoever has a shard's lock writes it; ranks and other processes meanwhile take the next.
+The files do not depend on which process writes them, or on how often it was stopped: a shard's texts form the same
+batches every time. The process that has a shard's lock writes it; other processes and ranks take the next one.
 """
 
 import os
@@ -39,8 +39,8 @@ from aligners.models.model import FrozenModel
 from aligners.progress import hidden
 
 KeptRows = Literal["tokens", "texts"]
-MOST_TOKENS = 8192  # of a batch, padding included
-MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32
+MOST_TOKENS = 8192  # tokens of a batch, padding included
+MOST_BYTES = 2**28  # bytes of a batch's states at all sites, in float32
 
 
 def write_missing(
@@ -51,13 +51,13 @@ def write_missing(
     """Write the shards that are missing at some sites; when this returns, all of them are there.
 
     Args:
-        states: of a model and its texts.
-        sites: ascending.
-        progress: told the number of rows that were written, at all sites, or that others have written.
+        states: stored states of a model on its texts.
+        sites: sites, ascending.
+        progress: called with the number of rows, at all sites, that this or another process has written.
 
     Raises:
         ValueError: a state is not finite, or too large for the stored data type.
-        OSError: something cannot be written.
+        OSError: a file cannot be written.
     """
     waiting = []
     for shard in states.missing(sites):
@@ -67,9 +67,7 @@ def write_missing(
         except Timeout:
             waiting.append(shard)
     if waiting:
-        said = (
-            f"Waiting for others to write {len(waiting)} shards of {states.model.name}."
-        )
+        said = f"Waiting for other processes to write {len(waiting)} shards of {states.model.name}."
         rank_zero_only(print)(said, flush=True)
     for shard in waiting:
         with states.lock(f"{shard:05d}"):
@@ -83,7 +81,7 @@ def _write(
     sites: Sequence[int],
     progress: Callable[[int], None],
 ) -> None:
-    """Write one shard at those sites where it is still missing. Its lock is held."""
+    """Write one shard at those sites where it is still missing, while holding its lock."""
     states.reload()
     missing = states.lacking(sites, shard)
     texts = states.texts(shard)
@@ -121,7 +119,7 @@ def _writer(states: StoredStates, site: int, shard: int) -> Iterator[ShardWriter
 
 
 def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
-    """The row numbers of the texts in each batch of a shard: the longest first, equal ones together."""
+    """Return the row numbers of the texts in each batch of a shard: longest texts first, equal lengths together."""
     token = 4 * states.model.width * (states.model.depth + 1)
     most = max(min(MOST_TOKENS, MOST_BYTES // token), 1)
     lengths = states.tokens[texts.start : texts.stop]
@@ -133,7 +131,7 @@ def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
 
 
 def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Tensor:
-    """The rows of some texts, (S, P, d), as they are stored, on the CPU: pooled as they are from stored tokens."""
+    """Read the rows of some texts on the CPU, (S, P, d), in the stored type; if pooled, as from stored tokens."""
     model = states.model
     batch = states.data[chosen.tolist()]
     special = batch.special[states.place]
@@ -168,7 +166,7 @@ def _check_finite(
 
 
 def check_store(folder: Path | None, dtype: str | None, rows: str) -> None:
-    """Raise unless the options of a store make sense."""
+    """Raise unless the options of a store fit together."""
     check_known(DTYPES, store_dtype=dtype)
     check_known(get_args(KeptRows), store_rows=rows)
     if dtype is not None and folder is None:
@@ -179,7 +177,7 @@ def check_store(folder: Path | None, dtype: str | None, rows: str) -> None:
 
 
 class Reader(Protocol):
-    """What decides what a data module reads; see `TextModule`."""
+    """The properties of a data module that decide which states it reads; see `TextModule`."""
 
     frozen_models: FrozenModels
     component: Component
@@ -187,16 +185,16 @@ class Reader(Protocol):
 
     @property
     def kinds_read(self) -> Sequence[RowKind]:
-        """Kinds of rows."""
+        """Kinds of rows that are read."""
 
 
 class Stores:
     """The stored states of a data module.
 
     Args:
-        folder: in which each store has a folder of its own.
+        folder: folder that holds a folder for each store.
         dtype: data type of the stored states; None: that of the models.
-        rows: which rows are written: every token, or one a text where no more is read.
+        rows: which rows are written: every token, or one per text where nothing more is read.
     """
 
     def __init__(
@@ -222,20 +220,20 @@ class Stores:
         """Write the states that are missing, after announcing their size; all ranks take part.
 
         Args:
-            reader: the data module whose models are read: its component, its kinds of rows. Where one has to run, it is
-                moved to its place meanwhile. A progress bar is shown if its Trainer has one.
-            splits: on which texts, tokenised for these models.
-            sites: that are read of each model.
+            reader: the data module whose models are read, with its component and kinds of rows. A model that has to run
+                is moved to its device for that time. A progress bar is shown if its Trainer has one.
+            splits: splits to read, tokenised for these models.
+            sites: sites at which each model is read.
 
         Returns:
-            For each split, the states of each model and the sites that are read. A model is missing where `rows` is
-            "texts", it is read for more than one row a text, and no store of its tokens is complete: it then runs.
+            For each split, the states of each model and the sites that are read. A model is missing, and has to run, if
+            `rows` is "texts", more than one row per text is needed, and no store of its tokens is complete.
 
         Raises:
             ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
-            OSError: something cannot be written.
+            OSError: a file cannot be written.
         """
-        let_write(self.folder)  # for moments, even where no states are missing
+        let_write(self.folder)  # for moments, even if no states are missing
         by_split = [self._open(reader, data, sites) for data in splits]
         every: list[StatesAtSites] = []
         for stored in by_split:
@@ -273,7 +271,7 @@ class Stores:
     def _open(
         self, reader: Reader, data: TokenisedTexts, sites: Sequence[Sequence[int]]
     ) -> list[StatesAtSites]:
-        """The states of each model that is read, and at which sites."""
+        """Return the states of each model that is read, and the sites."""
         wanted: dict[FrozenModel, set[int]] = {}
         for model, of_model in zip(reader.frozen_models.loaded, sites, strict=True):
             wanted.setdefault(model, set()).update(of_model)
@@ -293,7 +291,7 @@ class Stores:
         data: TokenisedTexts,
         sites: Sequence[int],
     ) -> StoredStates | None:
-        """The states to read: those that are there, or else those to write; None: the model runs."""
+        """Return the states to read: those already stored, or those to write; None: the model runs."""
         kinds = reader.kinds_read
         tokens = self._states(reader, model, data, None)
         pooled = None
@@ -313,7 +311,7 @@ class Stores:
         data: TokenisedTexts,
         kind: RowKind | None,
     ) -> StoredStates:
-        """The states of a model on some texts, made once."""
+        """Return the states of a model on some texts, made once."""
         place = reader.frozen_models.loaded.index(model)
         component = reader.component
         key = (model, data.digest(place), component, kind)
@@ -330,10 +328,10 @@ class Stores:
         """Say how much will be written.
 
         Args:
-            missing: states -> number of each shard that is missing -> at which sites.
+            missing: states -> number of each missing shard -> the sites that lack it.
 
         Raises:
-            ValueError: the disk has less.
+            ValueError: the disk has too little space.
         """
         total = 0
         names: dict[str, None] = {}
@@ -346,7 +344,7 @@ class Stores:
         if total > free:
             raise UserError(
                 f"Expected room for {in_words(total)} of states of {what} in `store` {self.folder}, but its disk has "
-                f"{in_words(free)} free. Remove what is no longer needed, ask for fewer sites or texts, store "
+                f"{in_words(free)} free. Free some space, read fewer sites or texts, store "
                 "bfloat16 (`store_dtype`), or leave `store` out."
             )
         said = f"Writing {in_words(total)} of states of {what} to {self.folder}, whose disk has {in_words(free)} free."

@@ -1,4 +1,4 @@
-"""Conversations: lists of messages, each with a role and a content, that a chat template makes texts of."""
+"""Conversations: lists of messages, each with a role and a content, which a chat template turns into texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Tokenizers = Callable[[], Mapping[str, "PreTrainedTokenizerBase"]]
 
 
-RENDERING = 2  # counted up with what is made of conversations: `datasets` keeps it
+RENDERING = 2  # Increase it when conversations are rendered differently, as `datasets` caches the texts
 
 
 def holds_conversations(table: Dataset, column: str) -> bool:
@@ -38,10 +38,10 @@ def holds_conversations(table: Dataset, column: str) -> bool:
 def template_of(
     chosen: str | None, tokenizers: Tokenizers | None
 ) -> tuple[str, PreTrainedTokenizerBase]:
-    """The name of what has the chat template, and a tokenizer that renders by it.
+    """Return the name of the model or file that has the chat template, and a tokenizer that renders with it.
 
     Args:
-        chosen: one of the models, or a Jinja file. Default: the template of the models that have one.
+        chosen: one of the models, or a Jinja file. Default: the template that the models share.
         tokenizers: of the models, by their names; None: there are no models.
 
     Raises:
@@ -62,7 +62,7 @@ def template_of(
         != 1
     ):
         got = (
-            f"different ones of {' and '.join(having)}"
+            f"different ones for {' and '.join(having)}"
             if having
             else f"none of {chosen or ', '.join(found) or 'no model'}"
         )
@@ -76,17 +76,17 @@ def template_of(
 def rendered(
     table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> Any:
-    """A table, or a stream of rows, with texts in place of conversations.
+    """Return a table, or a stream of rows, with texts in place of conversations.
 
     Raises:
-        ValueError: a row has no conversation, or one that the template does not take.
+        ValueError: a row has no conversation, or one that the template rejects.
     """
     import datasets
     from datasets.fingerprint import Hasher
 
     options: dict[str, Any] = {}
     if isinstance(table, datasets.Dataset):
-        # named by content: pickled tokenizers differ with what they were last used for
+        # named by content: pickled tokenizers differ by what they were last used for
         decides = [
             RENDERING,
             table._fingerprint,
@@ -100,7 +100,7 @@ def rendered(
         }
     if (
         table.features is not None
-    ):  # which would make texts be kept as what the conversations were
+    ):  # with it, texts would be kept in the form that the conversations had
         kinds = {name: datasets.Value("string") for name in columns}
         options["features"] = datasets.Features({**table.features, **kinds})
     render = partial(_texts, columns=columns, tokenizer=tokenizer)
@@ -108,7 +108,7 @@ def rendered(
 
 
 def written_tokens(split: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The numbers of all special tokens of a tokenizer, if these texts have any in them, as the first one shows."""
+    """Return the numbers of all special tokens of a tokenizer, if the first of these texts contains any of them."""
     special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
     return (
         special
@@ -133,7 +133,7 @@ def _texts(
 
 
 def _text(messages: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The text of a conversation."""
+    """Render the text of a conversation."""
     if not messages:
         raise UserError("it is empty. Remove it from the data.")
     written = [_as_written(message) for message in messages]
@@ -141,9 +141,9 @@ def _text(messages: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """A message without the entries that only others have, which a table fills with None.
+    """Return a message without the entries that only other messages have, which a table fills with None.
 
-    Templates ask whether there is such an entry. A `content` may be null, as in calls of tools.
+    Templates test for such entries. A `content` may be null, as in calls of tools.
     """
     if isinstance(value, Mapping):
         return {

@@ -22,7 +22,7 @@ MISSING = -1  # the class of a text that has none, as in GLUE's test splits; NaN
 NO_NUMBER = {"na", "n/a", "nan", "null", "none"}  # as R and Python write missing ones
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
 KINDS = ("bool", "string", "large_string", "int", "uint", "float", "double", "null")
-FEW = 20  # different numbers that may be classes
+FEW = 20  # most different numbers that may be classes
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class LabelColumn:
     """How the values of a column become labels.
 
     Attributes:
-        column: its name.
-        names: of the classes by number, where known.
-        dtype: of the labels: int64 for classes, float64 for numbers to predict.
-        written: the class of each name, where labels are written as names.
-        missing: words that mean no label, such as NA in a column of numbers.
+        column: name of the column.
+        names: names of the classes by number, where known.
+        dtype: data type of the labels: int64 for classes, float64 for numbers to predict.
+        written: number of the class for each name, where labels are written as names.
+        missing: words that mean there is no label, such as NA in a column of numbers.
     """
 
     column: str
@@ -44,9 +44,9 @@ class LabelColumn:
     missing: frozenset[str] = frozenset()
 
     def labels(self, values: Sequence[Any]) -> list[int | float]:
-        """Convert the values of a split to labels, `MISSING` or NaN where there is none.
+        """Convert the values of a split to labels, with `MISSING` or NaN where there is none.
 
-        In a column of numbers -1 is a number like any other, unless the split has nothing else.
+        In a column of numbers -1 counts as a number, unless the split has no other value.
         """
         none = math.nan
         if self.dtype == "int64":
@@ -66,12 +66,12 @@ class LabelColumn:
         return labels
 
     def lacks(self, value: Any) -> bool:
-        """Whether a value of the column is no label."""
+        """Tell whether a value of the column means that there is no label."""
         return _absent(value) or value in self.missing
 
 
 def is_mixed(feature: Any) -> bool:
-    """Whether a column of a table has values of several kinds: `Json`, which old versions of `datasets` lack."""
+    """Tell whether a column has values of several kinds (the type `Json`, which old versions of `datasets` lack)."""
     return type(feature).__name__ == "Json"
 
 
@@ -84,10 +84,10 @@ def read_labels(
     of them missing, may be stored as text or as floats; it holds classes all the same.
 
     Args:
-        tables: of the source, which share the column.
-        column: its name.
+        tables: tables of the source, which share the column.
+        column: name of the column.
         source: where the tables come from, for the message.
-        say: takes cautions: on labels that may be meant otherwise than they are read.
+        say: receives cautions about labels that may have been meant differently.
 
     Raises:
         ValueError: it holds neither numbers nor names, or an infinite number, or one with a decimal comma.
@@ -126,7 +126,7 @@ def _check_kind(feature: Any, column: str, source: str) -> None:
 def _label_column(
     column: str, values: Sequence[Any], source: str, say: Say
 ) -> LabelColumn:
-    """How the values of a column become labels."""
+    """Decide how the values of a column become labels."""
     missing = _words_for_none(values)
     if missing:
         say(
@@ -158,7 +158,7 @@ def _label_column(
 
 
 def _words_for_none(values: Sequence[Any]) -> frozenset[str]:
-    """Words such as NA that mean a missing number: of a column where everything else is a number, or nothing."""
+    """Return words such as NA that mean a missing number, in a column where every other value is a number or empty."""
     texts, words = set(), set()
     for value in values:
         if not isinstance(value, str) or not value:
@@ -185,7 +185,7 @@ def _named_classes(column: str, present: Sequence[Any], source: str) -> LabelCol
 def _say_minus_one(
     labels: LabelColumn, values: Sequence[Any], source: str, say: Say
 ) -> None:
-    """Say that -1 counts as no label where other labels stand beside it: it could be a class."""
+    """Report that -1 counts as no label where there are other labels: it could have been meant as a class."""
     classes = labels.labels(values)
     rows = []
     for row, value in enumerate(values):
@@ -213,14 +213,14 @@ def check_labelled(
     instead: str = "choose another split with `held_out`",
     columns: str = "",
 ) -> Tensor:
-    """Return labels of which none is missing.
+    """Return labels, after checking that none is missing.
 
     Args:
-        labels: of texts, (n,); None: they have none.
-        who: needs them, for the message: "The task".
-        source: where the texts come from, likewise.
-        instead: what else a user may do, likewise.
-        columns: `Texts.columns_without_labels`, likewise.
+        labels: labels of texts, (n,); None: they have none.
+        who: who needs them, for the message, such as "The task".
+        source: where the texts come from, for the message.
+        instead: what else a user may do, for the message.
+        columns: `Texts.columns_without_labels`, for the message.
 
     Raises:
         ValueError: some texts have none.
@@ -246,7 +246,7 @@ def _absent(value: Any) -> bool:
 
 
 def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] | None:
-    """The values as numbers of a kind; None if one is none, as a float is no whole number."""
+    """Convert the values to numbers of a kind; None if one does not convert, such as a fraction to a whole number."""
     try:
         return [kind(str(value)) for value in values]
     except ValueError:
@@ -258,13 +258,15 @@ ClassMap = tuple[tuple[int, ...], ...]
 
 
 class Largest(tuple[int, ...]):
-    """Classes of a head of which the most probable one answers, where otherwise their probabilities are added."""
+    """Classes of a head whose most probable one answers; otherwise their probabilities would be added."""
 
 
 Answers = int | str | list[int | str]
 # A class of the texts -> classes of the head, as they are written.
 GivenMap = dict[str, Answers | dict[str, list[int | str]]]
-LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each
+LabelsOption = (
+    GivenMap | list[GivenMap | None] | None
+)  # one for all models, or one for each
 Names = Sequence[str] | None
 
 _NUMBER = re.compile(r"(?:label[ _-]?)?(\d+)", re.IGNORECASE)
@@ -274,8 +276,8 @@ def numbered(names: Names, classes: int) -> list[int] | None:
     """Read names such as LABEL_0, or bare numbers, as numbers; None if any name has a meaning of its own.
 
     Args:
-        names: of the classes; None: they have none, and class k is k.
-        classes: how many there are.
+        names: names of the classes; None: they have none, and class k is k.
+        classes: number of classes.
     """
     every = list(range(classes))
     if names is None:
@@ -302,21 +304,21 @@ def class_map(
     """Find which classes of a head answer each class of the texts; None if the numbers agree.
 
     Equal names, whatever their case and whether words are joined by spaces, hyphens or underscores, are the same class.
-    Names that are mere numbers (LABEL_0, 1) stand for the class of that number. A map that is given goes before both.
+    Names that are mere numbers (LABEL_0, 1) stand for the class of that number. A given map overrides both rules.
 
     Args:
         head: names of the head's classes, by number.
         names: of the texts' classes, by number; None: they have none.
         classes: how many classes the texts have.
-        given: a map instead. Each class of the texts, by its name or number, is answered by the classes of the head on
-            the right, by numbers or names: their probabilities are added or, of {largest: [...]}, the largest counts.
-            A class of the head that stands nowhere is no answer at all.
-        model: whose head it is, for messages.
+        given: a map to use instead. It gives, for each class of the texts, by name or number, the classes of the head
+            that answer it, by numbers or names. Their probabilities are added; of {largest: [...]}, the largest counts.
+            Classes of the head that are not listed answer nothing.
+        model: name of the head's model, for messages.
         source: where the texts come from, for messages.
 
     Raises:
-        ValueError: the names differ and no map is given, or one that does not name every class of the texts once, or a
-            class of the head that there is not, or twice.
+        ValueError: the names differ and no map is given; or the given map does not name every class of the texts once,
+            or it names a class of the head twice, or one that does not exist.
 
     Examples:
         >>> class_map(["POSITIVE", "NEGATIVE"], ["negative", "positive"], 2, model="m", source="s")
@@ -341,16 +343,16 @@ def class_map(
 
 
 def _one_each(places: Iterable[int]) -> ClassMap:
-    """The class at the k-th of these places answers class k of the texts."""
+    """Build a class map in which the class at the k-th of these places answers class k of the texts."""
     return tuple(zip(places))
 
 
 def places_of(head: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """The place in a head of each class of the texts, by their names; None where only one side names its classes.
+    """Return the place in a head of each class of the texts, by name; None where only one side names its classes.
 
     Args:
-        head: names of the head's classes, by number; or mere numbers.
-        names: of the texts' classes, likewise.
+        head: names of the head's classes, by number; they may be mere numbers.
+        names: names of the texts' classes, likewise.
     """
     by_name = numbered(head, len(head)) is None
     if by_name != (numbered(names, len(names)) is None):
@@ -361,7 +363,7 @@ def places_of(head: Sequence[str], names: Sequence[str]) -> list[int] | None:
 def in_words(
     groups: ClassMap | None, head: Sequence[str], names: Names
 ) -> dict[str, list[str]]:
-    """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
+    """Return a map for a report: name of each class of the texts -> names of the head's classes that answer it."""
     groups = groups or _one_each(range(len(head)))
     words = {}
     for name, group in zip(_shown(names, len(groups)), groups, strict=True):
@@ -372,13 +374,13 @@ def in_words(
 def by_number(
     head: Sequence[str], names: Names, classes: int, *, model: str, source: str
 ) -> str | None:
-    """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
+    """Return a caution where only one side names its classes, so that they are matched by number; None if in no doubt.
 
     Args:
-        head: as for `class_map`, as are the others; no map is given.
+        head: as for `class_map`, where no map is given.
         names: of the texts' classes.
-        classes: how many the texts have.
-        model: whose head it is.
+        classes: number of classes that the texts have.
+        model: name of the head's model.
         source: where the texts come from.
     """
     named = []
@@ -401,7 +403,7 @@ def by_number(
 
 
 def _order(head: Sequence[str], names: Names, classes: int) -> list[int] | None:
-    """Find the place in the head of each class of the texts; None if the names do not tell."""
+    """Find the place in the head of each class of the texts; None if the names do not determine it."""
     if len(head) != classes:
         return None
     numbers = numbered(head, classes)
@@ -409,7 +411,7 @@ def _order(head: Sequence[str], names: Names, classes: int) -> list[int] | None:
     if numbers is not None:
         return [numbers.index(k) for k in text_numbers or range(classes)]
     if text_numbers is not None:
-        return text_numbers  # the texts' numbers are the head's
+        return text_numbers  # the texts' numbers are those of the head
     plain = list(map(_plain, head))
     wanted = list(map(_plain, names or ()))
     if sorted(plain) != sorted(set(wanted)):
@@ -464,7 +466,7 @@ def _number(written: int | str, names: Names, classes: int) -> int | None:
 
 
 def _shown(names: Names, classes: int) -> list[str]:
-    """The names of the classes, or their numbers."""
+    """Return the names of the classes, or their numbers."""
     return list(names or map(str, range(classes)))
 
 
@@ -477,7 +479,7 @@ def _listed(names: Names, classes: int) -> str:
 def _example(
     head: Sequence[str], names: Names, classes: int
 ) -> dict[str, int | list[int]]:
-    """Suggest a map: equal names first, then in order, the last class with all that is left."""
+    """Suggest a map: equal names first, then by order; the last class gets all that are left."""
     keys = _shown(names, classes)
     plain = list(map(_plain, head))
     example: dict[str, int | list[int]] = dict.fromkeys(keys, 0)

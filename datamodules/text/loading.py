@@ -1,4 +1,4 @@
-"""Reads labelled or plain text, streamed or whole, divides it into splits, and keeps these for the next time."""
+"""Reads labelled or plain text, whole or as a stream, divides it into splits, and caches these."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from aligners.models.embedded import cache_folder
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-PEEKED = 100  # rows that show which columns a stream has and what they hold
+PEEKED = 100  # rows that show which columns a stream has, and their types
 SPLITS, ABOUT = ("fit", "validation", "test"), "about.json"
 TEXT_TYPES = ("string", "large_string", "string_view")
 
@@ -56,13 +56,12 @@ TEXT_TYPES = ("string", "large_string", "string_view")
 def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Texts:
     """Read the texts and divide them.
 
-    Conversations are rendered by the chat template of `TextSource.chat_template`, or else that of `tokenizers`, which
-    returns those of the models by their names.
+    Conversations are rendered by the chat template of `TextSource.chat_template`, or else by that of the models.
+    `tokenizers` is a function that returns the models' tokenizers by name.
 
-    A text's split follows from a keyed hash of the text itself (case folded, white space collapsed). It depends on
-    neither the order nor the number of the other texts, and copies of a text end up in one split, where the first is
-    kept. Texts of an official held-out split are removed from the others. With `TextSource.deduplicate` false, both
-    stay.
+    A text's split follows from a keyed hash of the text itself (case folded, white space collapsed). It does not depend
+    on the other texts. Copies of a text therefore share a split, and only the first copy is kept. Texts of an official
+    held-out split are removed from the other splits. With `TextSource.deduplicate` false, copies and such texts stay.
 
     A stream is read only as far as it must: see `TextSource.streaming`.
 
@@ -76,7 +75,9 @@ def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Text
     place = _place_in_cache(source, raw.tables)
     if place is None:
         return divide(source, raw)
-    with FileLock(place.with_suffix(".lock")):  # one process divides, the others wait
+    with FileLock(
+        place.with_suffix(".lock")
+    ):  # one process divides the texts while the others wait
         if not place.is_dir():
             _write(divide(source, raw), place)
     return _read(place)
@@ -86,7 +87,7 @@ def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Text
 
 
 def _place_in_cache(source: TextSource, tables: Sequence[Dataset]) -> Path | None:
-    """The folder of the splits of these tables; None if tables are in memory, or the cache cannot be written to.
+    """Return the folder of these tables' splits; None if the tables are in memory, or the cache cannot be written to.
 
     It is named by a hash of the source's options, of the code in this folder, and of the fingerprints by which
     `datasets` tells tables apart, which change with a file or a revision.
@@ -173,7 +174,7 @@ def read_source(source: TextSource, tokenizers: Tokenizers | None = None) -> Raw
 
 
 def _open(source: TextSource, say: Say) -> tuple[list[Any], int]:
-    """The rows to divide and those of an official held-out split, and how many of the latter are of `fill_from`."""
+    """Return the rows to divide, those of an official held-out split, and how many of these `fill_from` added."""
     from datasets import concatenate_datasets
 
     splits = known_source(source).open(source, say)
@@ -189,7 +190,7 @@ def _open(source: TextSource, say: Say) -> tuple[list[Any], int]:
 
 
 def _beginnings(tables: list[Any], source: TextSource) -> list[Dataset]:
-    """The first rows of each stream; the whole of any other table.
+    """Read the first rows of each stream; take any other table whole.
 
     Raises:
         ValueError: a table has no rows.
@@ -200,7 +201,7 @@ def _beginnings(tables: list[Any], source: TextSource) -> list[Dataset]:
     for table, name in zip(begun, (source.source, source.official), strict=False):
         if len(table) == 0:
             raise UserError(
-                f"Expected texts in {name!r} (`source` or `held_out`), but it has none."
+                f"Expected texts in {name!r} (`source` or `held_out`), but it is empty."
             )
     return begun
 
@@ -215,7 +216,7 @@ def _rows(stream: IterableDataset, source: TextSource) -> Iterator[dict[str, Any
         yield from stream
     except (ValueError, OSError) as error:  # as readers raise for a damaged file
         raise UserError(
-            f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}"
+            f"`source` {source.source!r} cannot be read as far as `max_texts` requires: {error}"
         ) from error
 
 
@@ -224,7 +225,9 @@ def _as_table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
 
     if not rows:
         return Dataset.from_dict({})
-    known = stream.features  # of Parquet and most data sets on the Hub, not of CSV
+    known = (
+        stream.features
+    )  # true of Parquet and of most data sets on the Hub, not of CSV
     if known is None:
         return Dataset.from_list(rows)
     features = Features({name: known[name] for name in rows[0]})
@@ -232,7 +235,7 @@ def _as_table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
 
 
 def _label_column(table: Dataset, source: TextSource) -> str | None:
-    """The column of the labels: as the user says, as is known, or `label`."""
+    """Choose the column of the labels: the user's, the known source's, or `label`."""
     named = source.label_column or known_source(source).label_column
     if named is None and "label" in table.column_names:
         return "label"
@@ -240,7 +243,7 @@ def _label_column(table: Dataset, source: TextSource) -> str | None:
 
 
 def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list[str]:
-    """The columns of the text: as the user says, as is known, or the only one that holds text."""
+    """Choose the columns of the text: the user's, the known source's, or the only one that holds text."""
     named = source.text_columns or known_source(source).text_columns
     if named is not None:
         return list(named)
@@ -267,7 +270,7 @@ def _is_text(table: Dataset, name: str) -> bool:
 
 
 def _held(table: Dataset, name: str) -> str:
-    """What a column without texts holds, in a word or two for messages."""
+    """Describe what a column without texts holds, in a word or two for messages."""
     kind = table.features[name]
     if is_mixed(kind):
         return "values of several kinds"
@@ -295,7 +298,7 @@ def _check_columns(
 def _origin(
     source: TextSource, columns: list[str], label: str | None, tables: list[Dataset]
 ) -> dict[str, Any]:
-    """What a report says of a source."""
+    """Return what a report says of a source."""
     official = source.official
     origin: dict[str, Any] = {
         "source": source.source,
@@ -326,12 +329,12 @@ def _origin(
 class _StreamReader:
     """Reads streams until each split has its texts.
 
-    A row that repeats a text that was taken, or one that is held out officially, counts for no split; it is kept to be
-    counted later. Without `TextSource.deduplicate` it counts like any other.
+    A row that repeats a text already taken, or an officially held-out text, fills no split; it is kept, to be counted
+    later. Without `TextSource.deduplicate` it counts like any other row.
 
     Args:
         columns: of the text.
-        kept: these, and that of the labels.
+        kept: these columns, and that of the labels.
         source: the user's options.
     """
 
@@ -344,7 +347,7 @@ class _StreamReader:
     def read(
         self, streams: Sequence[IterableDataset]
     ) -> tuple[list[Dataset], dict[str, int]]:
-        """The rows of the streams, and how many were read for which split."""
+        """Read the streams; return the rows, and how many of them each split got."""
         first, *official = streams
         held, count = [], {}
         for stream in official:
@@ -356,7 +359,7 @@ class _StreamReader:
         return [table, *held], count
 
     def _quotas(self, shares: dict[str, float]) -> dict[str, int]:
-        """Texts of each split: `max_texts` of the largest, the others in proportion, rounded up."""
+        """Return how many texts each split takes: the largest `max_texts`, the others in proportion, rounded up."""
         largest = max(shares.values())
         quotas = {}
         for name, share in shares.items():
@@ -370,7 +373,7 @@ class _StreamReader:
         quotas: dict[str, int],
         shares: dict[str, float] | None,
     ) -> tuple[Dataset, int]:
-        """The rows of one stream in its order, and how many were read; without `shares` all texts are for `test`."""
+        """Read the rows of one stream in order, and count them; without `shares` all texts are for `test`."""
         rows, read = [], 0
         left = dict(quotas)
         for row in _rows(stream, self.source):

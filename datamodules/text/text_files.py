@@ -1,4 +1,4 @@
-"""Opens texts on this machine: files, folders of them, and data sets that `save_to_disk` wrote."""
+"""Opens texts on this machine: files, folders of files, and data sets that `save_to_disk` wrote."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SPLITS = {"train", "dev", "validation", "test"}
 SAVED = (
     "state.json",
     "dataset_dict.json",
-)  # in a folder that `save_to_disk` wrote: of one split, of several
+)  # files in a folder that `save_to_disk` wrote: of one split, of several
 
 
 def is_local(source: str) -> bool:
-    """Whether a source without a name of its own is a file or a folder, and not on the Hub."""
+    """Tell whether a source that is not a known name is a file or a folder, and not on the Hub."""
     path = Path(source).expanduser()
     return path.exists() or path.suffix in ENDINGS or source.startswith((".", "/", "~"))
 
@@ -46,10 +46,10 @@ def open_local(
     """Open a file, as the split "train", or a folder with its splits.
 
     Args:
-        path: of the file or the folder.
+        path: path of the file or the folder.
         streaming: whether to read only as far as needed.
-        say: takes cautions on what is in the files.
-        like: the file that names the task of labelled spans; default: each file its own.
+        say: receives cautions about what is in the files.
+        like: the file that names the task of labelled spans; default: each file names its own.
 
     Raises:
         ValueError: there is no such file, or it cannot be read.
@@ -69,7 +69,7 @@ def open_local(
 
 
 def _files(path: Path) -> dict[str, list[Path]]:
-    """The files of each split. Plain text beside files of another kind is none, such as a README."""
+    """List the files of each split. Plain text beside files of another kind, such as a README, is left out."""
     if path.is_file():
         return {"train": [path]} if path.suffix in ENDINGS else {}
     if not path.is_dir():
@@ -125,7 +125,7 @@ def _open_split(
     if reader is not None:
         if streaming:
             raise UserError(
-                f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out."
+                f"`streaming` does not work with annotated sentences, such as those of {parts[0]}. Leave it out."
             )
         return annotated.open_annotated(reader, parts)
     kind, options = READERS[parts[0].suffix]
@@ -141,7 +141,7 @@ def _open_split(
 def _separated_options(
     parts: Sequence[Path], usual: str, streaming: bool, say: Say
 ) -> dict[str, Any]:
-    """How the files of a split are read, which must be alike."""
+    """Find out how to read the files of a split, which must be written alike."""
     every = [reader_options(part, usual, say, streaming=streaming) for part in parts]
     for part, options in zip(parts, every, strict=True):
         if options != every[0]:

@@ -1,4 +1,4 @@
-"""Text in three splits that share none: what it is labelled with, and which of it a model or a map was fitted on."""
+"""Text in three disjoint splits, its labels, and the record of which texts a model or a map was fitted on."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 WORDS: dict[str, str] = table_beside(__file__, "words.yaml")
-FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside its weights, which some readers glob
+FITTED = "fitted_on/texts.safetensors"  # in the folder of a model, but not beside its weights: some readers glob there
 BLOCK = 1024  # texts that are hashed at a time
 
 
 @dataclass(frozen=True)
 class FittedTexts:
-    """The texts that something was fitted on, including those by which its best step was chosen.
+    """The texts that something was fitted on, including those that chose its best step.
 
     Attributes:
-        keys: (n,) int64, ascending: a hash of each text, regardless of case, white space and the split's seed. Of a
-            sentence pair also the hashes of its sentences.
+        keys: (n,) int64, ascending: a hash of each text, regardless of case, white space and the split's seed; for a
+            sentence pair, also the hashes of its sentences.
         origins: for each data set its source, how it was split, and how many texts it gave.
     """
 
@@ -59,7 +59,7 @@ class FittedTexts:
         )
 
     def __or__(self, other: FittedTexts | None) -> FittedTexts:
-        """All texts of both."""
+        """Merge the texts of both."""
         if other is None:
             return self
         origins = [
@@ -69,7 +69,7 @@ class FittedTexts:
         return FittedTexts(np.union1d(self.keys, other.keys), origins)
 
     def among(self, keys: np.ndarray) -> np.ndarray:
-        """Tell which texts are among these, (n,) bool, from their `hash_texts`, (n,)."""
+        """Tell which texts are among these, given their `hash_texts`, (n,): (n,) bool."""
         return np.isin(keys, self.keys)
 
     def state(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class FittedTexts:
         return cls(state["keys"].numpy(), state["origins"])
 
     def save(self, folder: Path) -> None:
-        """Write them into the folder of a model, whole or not at all."""
+        """Write the record into the folder of a model, whole or not at all."""
         with whole_file(folder / FITTED) as unfinished:
             save_sealed(
                 save_file,
@@ -93,7 +93,7 @@ class FittedTexts:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Read them from the folder of a model; None where nothing is known.
+        """Read the record from the folder of a model; None where nothing is known.
 
         Raises:
             ValueError: the file is damaged.
@@ -109,8 +109,8 @@ class FittedTexts:
                 )
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"Expected {path} to say which texts its model was fitted on, but it cannot be read: {error}. Make the "
-                "model again, or remove the file if none of the held-out texts is among them."
+                f"Expected {path} to say which texts its model was fitted on, but it cannot be read: {error}. Train "
+                "the model again, or remove the file if the model saw none of the held-out texts."
             ) from error
 
 
@@ -120,19 +120,19 @@ def hash_texts(table: Dataset) -> np.ndarray:
 
 
 def plain_text(parts: Sequence[str | None]) -> bytes:
-    """Join a text of one or two parts, regardless of case and white space."""
+    """Join the one or two parts of a text, regardless of case and white space."""
     return "\x1f".join(
         " ".join((part or "").casefold().split()) for part in parts
     ).encode()
 
 
 def words_on(described: Mapping[str, Any], *topics: str) -> list[str]:
-    """Say in a sentence each what `words.yaml` has on some topics, as far as there is anything to say.
+    """Return a sentence on each topic, worded by `words.yaml`; topics without anything to say are skipped.
 
     Args:
-        described: what `Texts.describe` returned; or of an earlier version, which counted less.
-        topics: `splits`, how many texts there are; `filled`, which held-out texts are of a further split; `copies`, and
-            whether they were dropped; `left_out`, which held-out texts were.
+        described: what `Texts.describe` returned, perhaps in an earlier version, which counted less.
+        topics: `splits`: how many texts there are; `filled`: which held-out texts come from another split; `copies`:
+            how many, and whether they were dropped; `left_out`: which held-out texts were left out.
     """
     from jinja2 import Template
 
@@ -142,7 +142,7 @@ def words_on(described: Mapping[str, Any], *topics: str) -> list[str]:
 
 
 def _texts(table: Dataset) -> Iterator[tuple[str, ...]]:
-    """Each text with its pair, read in blocks: a whole column of strings would take as much memory as the texts."""
+    """Yield each text with its pair, reading in blocks: whole columns would take as much memory as the texts."""
     names = [name for name in ("text", "text_pair") if name in table.column_names]
     for block in table.select_columns(names).iter(BLOCK):
         yield from zip(*(block[name] for name in names), strict=True)
@@ -171,7 +171,7 @@ class Texts:
         validation: texts on which the fit is watched.
         test: texts that only the evaluation sees.
         label_names: names of the classes in the order of their numbers, where known.
-        origin: how the splits came about, for `describe`.
+        origin: how the splits were made, for `describe`.
     """
 
     fit: Dataset
@@ -190,11 +190,11 @@ class Texts:
 
     @property
     def classes(self) -> int:
-        """The number of classes: as many as have names, or one more than the largest label of any split.
+        """The number of classes: the number of names, or one more than the largest label of any split.
 
         Raises:
-            ValueError: a class is negative, or all texts are of one class, unless they were chosen (`TextSource.where`)
-                from texts of several that have names.
+            ValueError: a class is negative; or all texts have one class, unless `TextSource.where` chose them from
+                texts of several named classes.
         """
         labels, source = self._found_classes(), self.origin["source"]
         if labels and labels[0] < 0:
@@ -216,7 +216,7 @@ class Texts:
 
     @property
     def classes_to_learn(self) -> int:
-        """The number of classes of a head that is to be trained.
+        """Return the number of classes of a head that is to be trained.
 
         Raises:
             ValueError: as in `classes`, or no text has some class below the largest.
@@ -229,13 +229,13 @@ class Texts:
             raise UserError(
                 f"Expected classes numbered 0, 1, 2, ... without gaps in {self.origin['source']!r}, but the labels are "
                 f"{shown}: a head for them would have {classes} classes, {classes - len(labels)} of them without a "
-                "text. Number them without gaps, or write names for numbers."
+                "text. Number the classes without gaps, or use names."
             )
         return classes
 
     @property
     def columns_without_labels(self) -> str:
-        """Which columns there are beside the texts, in words for an error about missing labels; empty: none."""
+        """List the columns besides the texts, in words for an error about missing labels; empty if there are none."""
         others = self.origin.get("other_columns", ())
         return (
             f" (`--data.text.label_column` can name one of {', '.join(others)})"
@@ -244,10 +244,10 @@ class Texts:
         )
 
     def check_numbers(self) -> None:
-        """Check that there is something to predict where labels are taken as numbers.
+        """Check that numbers to predict, if the labels are numbers, are not all equal.
 
         Raises:
-            ValueError: all texts that have a number have the same one.
+            ValueError: all of them are equal.
         """
         splits = (
             torch.tensor(split["label"][:])
@@ -263,7 +263,7 @@ class Texts:
             )
 
     def _found_classes(self) -> list[int]:
-        """The classes that any text has, ascending."""
+        """Return the classes that any text has, ascending."""
         every = {
             label
             for split in (self.fit, self.validation, self.test)
@@ -272,9 +272,9 @@ class Texts:
         return sorted(every - {MISSING})
 
     def constant_label(self, *, regression: bool) -> float:
-        """The best answer that does not depend on the text: the most frequent class of the fitting texts, or the mean.
+        """Return the best answer that ignores the text: the most frequent class of the fitting texts, or the mean.
 
-        If no fitting text has a label, those of the held-out texts count.
+        If no fitting text has a label, the held-out texts' labels are used.
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
         known = next(
@@ -285,7 +285,7 @@ class Texts:
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def fitted(self, *splits: str) -> FittedTexts:
-        """Return the record of some splits that is saved with whatever is fitted on them."""
+        """Return the record of some splits, which is saved with whatever is fitted on them."""
         keys = (
             "source",
             "subset",
@@ -305,7 +305,7 @@ class Texts:
         """Drop the held-out texts that anything was fitted on, and count them in `origin`.
 
         Args:
-            fitted: what is to be measured -> the texts that it was fitted on.
+            fitted: name of what is to be measured -> the texts that it was fitted on.
 
         Raises:
             ValueError: no held-out text is left.
@@ -314,7 +314,9 @@ class Texts:
             return self
         keys = hash_texts(self.test)
         masks = {name: known.among(keys) for name, known in fitted.items()}
-        if CHOICE in self.test.column_names:  # with one answer, all to that question
+        if (
+            CHOICE in self.test.column_names
+        ):  # if one answer is dropped, so are all answers to that question
             asked = np.asarray(self.test[CHOICE][:])
             masks = {name: np.isin(asked, asked[mask]) for name, mask in masks.items()}
         rest = np.flatnonzero(~np.any(list(masks.values()), axis=0))
@@ -329,8 +331,8 @@ class Texts:
         if len(rest) == 0:
             raise UserError(
                 f"Expected held-out texts that nothing was fitted on, but models or maps were fitted on all "
-                f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Give the split "
-                "with which they were made, or other texts."
+                f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Use the split "
+                "with which they were fitted, or other texts."
             )
         test = (
             self.test.select(rest)

@@ -1,1 +1,1 @@
-"""Texts as models read them: as tokens, marked, masked, packed, and their words found again."""
+"""Texts as models read them: tokenised, marked, masked, packed, and divided into words."""

@@ -1,7 +1,7 @@
-"""Splits as the models of a run read them: tokenised once for equal tokenizers, and packed if asked for.
+"""Splits as the models of a run read them: tokenised once for all models with equal tokenizers, and packed if wanted.
 
-Neither `datasets` nor `transformers` packs like this: the function in the latter's example scripts puts nothing between
-texts and drops what is left over of every thousand.
+Neither `datasets` nor `transformers` packs like this: the function in the example scripts of `transformers` puts
+nothing between texts, and drops the remainder of every thousand texts.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ def pack(
 ) -> tuple[datasets.Dataset, dict[str, Any]]:
     """Lay the texts of a split end to end and cut them into sequences of `length` tokens.
 
-    Texts are tokenised whole and without special tokens, through the cache of `datasets`. After each stands the
-    end-of-text token, so that where a sequence does not begin with a new text, a text goes on. What does not fill the
-    last sequence is dropped, and how much is said once, in the log. Nothing is padded; labels are left out.
+    Texts are tokenised whole and without special tokens, through the cache of `datasets`. Each is followed by the
+    end-of-text token. A sequence that does not begin with a new text continues one. Tokens that do not fill the last
+    sequence are dropped, and the log says how many. Nothing is padded; labels are left out.
 
     Args:
-        split: the columns text and id; `label` is ignored.
-        tokenizer: of the models.
-        length: tokens of a sequence.
+        split: a split with the columns text and id; `label` is ignored.
+        tokenizer: tokenizer of the models.
+        length: number of tokens of a sequence.
         name: of the split, for messages.
 
     Returns:
         The sequences, with the columns input_ids, special_tokens_mask (1 at end-of-text tokens), length and id (0, 1,
-        ...), as `tokenise` gives them, in the order of the documents. And for a report what went into them:
-        `documents`, `tokens` of all documents with an end-of-text token after each, their `bytes` in UTF-8, tokens
-        `dropped` at the end, and the `end_of_text` token.
+        ...), as `tokenise` gives them, in the order of the documents. For a report, also: number of `documents`,
+        `tokens` of all documents with an end-of-text token after each, their `bytes` in UTF-8, tokens `dropped` at the
+        end, and the `end_of_text` token.
 
     Raises:
         ValueError: there are sentence pairs, no end-of-text token, or too few tokens for one sequence.
@@ -91,8 +91,8 @@ def pack(
             f"{len(split)} texts have {tokens}. Use more text or a smaller `max_length`."
         )
     logger.warning(
-        "The %d %s texts are packed, %r after each, into %d sequences of %d tokens; the last %d of %d tokens do not "
-        "fill one and are dropped.", len(split), name, token, count, length, dropped, tokens,
+        "The %d %s texts are packed, %r after each, into %d sequences of %d tokens; the last %d of %d tokens do not"
+        " fill a sequence and are dropped.", len(split), name, token, count, length, dropped, tokens,
     )  # fmt: skip
     packed = {
         "sequences": count,
@@ -108,7 +108,7 @@ def pack(
 def _documents(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end: int
 ) -> datasets.Dataset:
-    """Tokens of each text and the token that ends it, their number, and the text's bytes in UTF-8."""
+    """Tokenise texts; return their tokens with the end-of-text token, the tokens' number, and the bytes in UTF-8."""
     from datasets import Features, List, Value
     from datasets.fingerprint import Hasher
 
@@ -170,15 +170,15 @@ Split = Literal["fit", "validation", "test", "other"]
 
 @dataclass(eq=False)
 class TokenisedSplits:
-    """Three splits, each tokenised when it is first asked for.
+    """Three splits, each tokenised on first use.
 
     Args:
         texts: the splits as text.
-        tokenizers: of each model.
+        tokenizers: tokenizer of each model.
         max_length: longest text in tokens, or the length of all packed sequences.
         words: whether the word of each token is needed.
         packed: whether texts are laid end to end.
-        models: which must know all tokens of the texts.
+        models: models that must know all tokens of the texts.
     """
 
     texts: Texts
@@ -202,13 +202,13 @@ class TokenisedSplits:
         data.check_vocabulary(self.models, name)
         if data.words_used != data.words:
             logger.warning(
-                "%s of %d words of the %s texts are there in full for every model; the others are left out.",
+                "%s of %d words of the %s texts are complete in every model's tokens; the others are left out.",
                 data.words_used, data.words, name,
             )  # fmt: skip
         return data
 
     def _tables(self, name: Split) -> list[datasets.Dataset]:
-        """The tokens of each model; equal tokenizers share one table, and thereby all that is made of it."""
+        """Return the tokens for each model; equal tokenizers share one table and everything derived from it."""
         described = list(map(describe_tokenizer, self.tokenizers))
         tables: dict[str, datasets.Dataset] = {}
         for description, tokenizer in zip(described, self.tokenizers, strict=True):
@@ -252,11 +252,11 @@ class TokenisedSplits:
         return described
 
     def bytes_per_token(self, name: Split) -> float:
-        """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.
+        """Return a split's bytes of UTF-8 per token: bits per byte are nats per token / ln 2 / bytes per token.
 
-        See Gao et al. 2020, The Pile, section 3.1. Packed, these are the bytes of all texts over all their tokens, the
-        end-of-text token after each counted as one; otherwise those of what was not cut over the tokens that are not
-        special, as the last model's tokenizer makes them.
+        See Gao et al. 2020, The Pile, section 3.1. If packed, the bytes of all texts are divided by the number of their
+        tokens, end-of-text tokens included. Otherwise the bytes that were not cut are divided by the number of the last
+        model's tokens that are not special.
         """
         data = self[name]
         if self.packed:
@@ -269,7 +269,7 @@ class TokenisedSplits:
         )
 
     def _written(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The special tokens of a tokenizer, where a chat template wrote them into the texts."""
+        """Return the special tokens of a tokenizer, if a chat template wrote them into the texts."""
         if "chat_template" not in self.texts.origin:
             return []
         return written_tokens(getattr(self.texts, name), tokenizer)
@@ -285,15 +285,15 @@ def bytes_per_token(
     """Bytes per token of texts that are not packed, counting only what was not cut.
 
     Special tokens count neither as tokens nor as bytes, unless they are part of the texts. A text that reaches
-    `max_length` counts the bytes from its first kept token's first character to its last one's last; white space at
-    either end is then left out.
+    `max_length` counts the bytes from the first character of its first kept token to the last character of its last
+    one, without white space at either end.
 
     Args:
-        split: the columns text and text_pair where there is such.
-        tokens: what `tokenise` made of it.
-        tokenizer: of the model.
-        max_length: that `tokenise` was given.
-        written: that `tokenise` was given.
+        split: a split with the columns text and, for sentence pairs, text_pair.
+        tokens: the split after `tokenise`.
+        tokenizer: tokenizer of the model.
+        max_length: the value given to `tokenise`.
+        written: the value given to `tokenise`.
 
     Raises:
         ValueError: texts were cut, and the tokenizer does not say where in a text its tokens lie.
@@ -307,7 +307,7 @@ def bytes_per_token(
     full = set(np.flatnonzero(lengths >= max_length).tolist())
     if full and not tokenizer.is_fast:
         raise UserError(
-            f"Bytes per token need to know where {len(full)} texts were cut, but the tokenizer of "
+            f"Counting bytes per token requires to know where {len(full)} texts were cut, but the tokenizer of "
             f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not say. Use a fast tokenizer, `packed`, "
             "or a larger `max_length`."
         )
@@ -325,13 +325,13 @@ def bytes_per_token(
 
 
 def _columns(split: datasets.Dataset) -> list[list[str]]:
-    """The texts of a split and, of sentence pairs, their second sentences."""
+    """Return the texts of a split and, for sentence pairs, their second sentences."""
     names = [name for name in ("text", "text_pair") if name in split.column_names]
     return [split[name][:] for name in names]
 
 
 def _kept(texts: Sequence[str], encoding: Encoding) -> list[str]:
-    """What was not cut of a text, or of both of a sentence pair: from its first kept token to its last one."""
+    """Return the kept part of a text, or of both parts of a sentence pair: from the first kept token to the last."""
     kept = []
     for number, text in enumerate(texts):
         begins, ends = [], []

@@ -40,7 +40,7 @@ class _Tokens:
         self.left = tokenizer.padding_side == "left"
         self.lengths = _integers(tokens, "length")
         self.starts = self.lengths.cumsum(0) - self.lengths
-        # Tokenizers of causal models often have none. The attention mask says what is padding: any token will do.
+        # Tokenizers of causal models often have no padding token. Any will do: the attention mask marks padding.
         padding = tokenizer.pad_token_id or 0
         values = {
             "input_ids": padding,
@@ -57,7 +57,7 @@ class _Tokens:
                 self.flat[name] = flatten_column(table.column(name))
 
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-        """Pad some texts: the model's inputs, where special tokens and padding are, and the words if there are any."""
+        """Pad some texts; return the model's inputs, a mask of special tokens and padding, and the words if any."""
         lengths = self.lengths[rows, None]
         longest = int(lengths.max())
         column = torch.arange(longest)
@@ -80,7 +80,7 @@ def _integers(tokens: datasets.Dataset, column: str) -> Tensor:
 
 
 def flatten_column(column: Any) -> Tensor:
-    """Lay all lists of an Arrow column end to end, as int32, chunk by chunk: the offsets of all could overflow."""
+    """Lay the lists of an Arrow column end to end, as int32, chunk by chunk: joint offsets could overflow."""
     parts = []
     for chunk in column.chunks:
         values = chunk.flatten().to_numpy(zero_copy_only=False)
@@ -90,7 +90,7 @@ def flatten_column(column: Any) -> Tensor:
 
 @dataclass
 class Marks:
-    """A mark on some rows of a split.
+    """Marks on some rows of a split.
 
     Attributes:
         flat: (R,) True for the rows that are marked, text by text.
@@ -104,7 +104,7 @@ class Marks:
         self.ends = self.counts.cumsum(0)
 
     def of(self, texts: Tensor) -> Tensor:
-        """The marks of the rows of the texts with these numbers: (B,) -> (N,)."""
+        """Return the marks of the rows of the texts with these numbers: (B,) -> (N,)."""
         counts = self.counts[texts]
         shift = self.ends[texts] - counts.cumsum(0)
         total = int(counts.sum())
@@ -113,14 +113,14 @@ class Marks:
         return self.flat[rows]
 
     def texts_with_rows(self) -> Tensor:
-        """The numbers of the texts that have a row without a mark."""
+        """Return the numbers of the texts that have a row without a mark."""
         sums = _sums_before(~self.flat)
         kept = sums[self.ends] - sums[self.ends - self.counts]
         return kept.nonzero()[:, 0]
 
 
 def _sums_before(values: Tensor) -> Tensor:
-    """The sum of the values before each place, and of all: (n,) -> (n + 1,)."""
+    """Return the sum of the values before each place, and of all: (n,) -> (n + 1,)."""
     return pad(values.cumsum(0), (1, 0))
 
 
@@ -129,19 +129,19 @@ class TokenisedTexts(Dataset):
 
     Args:
         tokens: what `tokenise` made for each model; one and the same object for models of equal tokenizers.
-        tokenizers: of each model: they say how to pad.
+        tokenizers: tokenizer of each model, which says how to pad.
 
     Attributes:
         tables: `tokens`.
-        words: number of words of all texts, counted in each model's tokens; None where `tokenise` was not asked
-            for them.
+        words: number of words of all texts, counted once for each table of tokens; None where `tokenise` did not number
+            them.
         words_used: number of those that every model has in full.
-        words_in_common: (words,) which words those are, text by text; None likewise.
-        word_counts: (n,) how many each text has; None likewise.
-        marks: kind of rows -> which are of unseen types, once that is known; every batch then says so in `unseen`.
-        leave_out: whether these are texts to fit on, without the rows that are marked.
-        far: kind of rows -> which are far from all others; every batch then says so in `far`.
-        members: numbers of the texts that answer each question, where rows are those of questions; None: of texts.
+        words_in_common: (words,) which words every model has in full, text by text; None in the same case.
+        word_counts: (n,) number of such words in each text; None in the same case.
+        marks: kind of rows -> which rows are of unseen types, once that is known; every batch then says so in `unseen`.
+        leave_out: whether marked rows are left out, as in texts to fit on.
+        far: kind of rows -> which rows are far from all others; every batch then says so in `far`.
+        members: numbers of the texts that answer each question, if items are questions; None: items are texts.
     """
 
     words: int | None = None
@@ -159,7 +159,7 @@ class TokenisedTexts(Dataset):
         tokenizers: Sequence[PreTrainedTokenizerBase],
     ) -> None:
         self.tables = list(tokens)
-        # What models share is laid out, and later padded, once.
+        # What models share is laid out once, and later padded once.
         objects = list(map(id, tokens))
         self._models = list(map(objects.index, objects))
         self._laid: dict[int, _Tokens] = {}
@@ -175,7 +175,7 @@ class TokenisedTexts(Dataset):
             self._number_words(_integers(first, "word_count"))
 
     def _number_words(self, counts: Tensor) -> None:
-        """Number the words that all models have; `counts` (n,) is how many each text has."""
+        """Number the words that all models have; `counts` (n,) is the number of words of each text."""
         laid = list(self._laid.values())
         used, in_common = _number_common_words(laid, counts)
         self.words = int(counts.sum())
@@ -187,29 +187,29 @@ class TokenisedTexts(Dataset):
         return self._laid[self._models[model]]
 
     def __len__(self) -> int:
-        """Number of texts."""
+        """The number of texts, or of questions."""
         return len(self.ids)
 
     def first_with(self, model: int) -> int:
-        """The number of the first model that has the very tokens of a model."""
+        """Return the number of the first model that has the same tokens as a model."""
         return self._models[model]
 
     def tokens_of(self, model: int) -> tuple[Tensor, Tensor, Tensor]:
-        """All tokens of a model end to end, (T,), which of them are special, and how many each text has."""
+        """Return all tokens of a model end to end, (T,), which of them are special, and how many each text has."""
         laid = self._tokens_of(model)
         special = laid.flat["special_tokens_mask"].bool()
         return laid.flat["input_ids"], special, laid.lengths
 
     def lengths_of(self, model: int) -> Tensor:
-        """How many tokens each text has for a model, (n,)."""
+        """Return the number of tokens that each text has for a model, (n,)."""
         return self._tokens_of(model).lengths
 
     def digest(self, model: int, *, special: bool = False) -> str:
-        """A hash of everything that a model is given of the texts, whatever the batches.
+        """Hash all inputs that a model gets from the texts, independently of the batches.
 
         Args:
-            model: its number.
-            special: whether it also says which tokens are special.
+            model: number of the model.
+            special: whether the hash also covers which tokens are special.
         """
         laid = self._tokens_of(model)
         digest = blake2b(digest_size=16)
@@ -226,14 +226,14 @@ class TokenisedTexts(Dataset):
 
     @property
     def alike(self) -> bool:
-        """Whether the tokens of all models are the same."""
+        """Tell whether all models have the same tokens."""
         return len(self._laid) == 1
 
     def check_vocabulary(self, models: Sequence[FrozenModel], split: str) -> None:
-        """Raise if a text has a token that a model does not know: its tokenizer may have been given more.
+        """Raise if a text has a token that a model does not know: tokens may have been added to its tokenizer.
 
         Args:
-            models: in the order of the tables; bases, which may come after them, are of no concern.
+            models: models in the order of the tables; bases, which may follow them, are ignored.
             split: name of the texts, for the message.
 
         Raises:
@@ -253,12 +253,12 @@ class TokenisedTexts(Dataset):
                 written = model.tokenizer.convert_ids_to_tokens(token)
             raise UserError(
                 f"Expected texts of the {model.vocabulary} tokens that {model.name} has embeddings for, but text "
-                f"number {text} of the {split} texts holds {written!r}, number {token}, which only its tokenizer "
+                f"number {text} of the {split} texts holds {written!r}, number {token}, which only the tokenizer "
                 "knows. Leave such texts out, or save the model's own tokenizer beside it."
             )
 
     def texts_with_rows(self) -> np.ndarray | None:
-        """The numbers of the texts that keep a row, where marked rows are left out; None if all do."""
+        """Return the numbers of the texts that keep a row where marked rows are left out; None if all do."""
         if not (self.leave_out and self.marks):
             return None
         (marks,) = self.marks.values()
@@ -278,7 +278,7 @@ class TokenisedTexts(Dataset):
 
     @cached_property
     def by_question(self) -> TokenisedTexts:
-        """The same with a row a question: as long as its longest answer, its label the place of the right one."""
+        """Return the texts as questions, each as long as its longest answer and labelled by the right one's place."""
         asked = self.tables[0][CHOICE][:]
         every_label = cast(Tensor, self.labels)
         members, lengths, places = [], [], []
@@ -323,7 +323,7 @@ class TokenisedTexts(Dataset):
 def _answers(
     members: list[list[int]], questions: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The numbers of all answers to some questions, (A,), and the places of each question's among them, (B, most)."""
+    """Return the numbers of all answers to some questions, (A,), and each question's places among them, (B, most)."""
     numbers: list[int] = []
     places = []
     for question in questions:
@@ -343,7 +343,7 @@ def _marks_of(marks: Mapping[RowKind, Marks], texts: Tensor) -> dict[RowKind, Te
 
 
 def _labels(tokens: datasets.Dataset) -> Tensor | None:
-    """The classes of the texts, or the numbers to predict, (n,); None: they have none."""
+    """Return the classes of the texts, or the numbers to predict, (n,); None: they have none."""
     if "label" not in tokens.column_names:
         return None
     if tokens.features["label"].dtype == "int64":
@@ -354,19 +354,19 @@ def _labels(tokens: datasets.Dataset) -> Tensor | None:
 def _number_common_words(
     laid: Sequence[_Tokens], counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Renumber the words of each text in place: 0, 1, ... for those that all models have, -1 elsewhere.
+    """Renumber the words of each text in place: 0, 1, ... for those that all models have, -1 for others.
 
     Args:
         laid: the tokens of each model.
         counts: (n,) words of each text.
 
     Returns:
-        (n,) words of each text that all models have, and (W,) which of all words these are.
+        (n,) number of words of each text that all models have, and (W,) which of all words these are.
     """
     base = counts.cumsum(0) - counts
     total = int(counts.sum())
     common = torch.ones(total + 1, dtype=torch.bool)
-    common[total] = False  # stands for no word
+    common[total] = False  # an entry for tokens that belong to no word
     for one in laid:
         has = torch.zeros_like(common)
         has[_word_places(one, base, total)] = True
@@ -382,7 +382,7 @@ def _number_common_words(
 
 
 def _word_places(one: _Tokens, base: Tensor, total: int) -> Tensor:
-    """The number of each token's word among the words of all texts, (T,); `total` where it has none."""
+    """Return the number of each token's word among the words of all texts, (T,); `total` for tokens without a word."""
     words = one.flat["words"].long()
     first = base.repeat_interleave(one.lengths)
     return torch.where(words < 0, total, first + words)

@@ -1,4 +1,4 @@
-"""Makes tokens of texts through the cache of `datasets`, numbers their words, and tells whether tokenizers agree."""
+"""Tokenises texts through the cache of `datasets`, numbers their words, and compares tokenizers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-KEPT = {"id", "label", CHOICE}  # columns that stay beside the tokens
-AT_ONCE = 1000  # texts; tokenizers that differ mostly do so within the first of these
+KEPT = {"id", "label", CHOICE}  # columns that are kept beside the tokens
+AT_ONCE = 1000  # number of texts; tokenizers that differ mostly differ within these
 PADDING_AND_CUTTING = (
     "padding_side",
     "truncation_side",
@@ -27,7 +27,7 @@ PADDING_AND_CUTTING = (
     "pad_token_type_id",
     "model_input_names",
 )
-_SPACES = list(filter(str.isspace, map(chr, range(0x3001))))  # U+3000 is the last
+_SPACES = list(filter(str.isspace, map(chr, range(0x3001))))  # U+3000 is the last one
 WHITE_SPACE = np.array(list(map(ord, _SPACES)), dtype=np.uint32)
 
 logger = logging.getLogger(__name__)
@@ -44,28 +44,29 @@ def tokenise(
     """Tokenise a split, through the cache of `datasets`.
 
     Args:
-        split: the columns text and id, and text_pair and label where there are such.
-        tokenizer: of the model.
-        max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
+        split: a split with the columns text and id and, if there are any, text_pair and label.
+        tokenizer: tokenizer of the model.
+        max_length: most tokens of a text; longer texts are cut. The log says once how many texts reach it.
         words: also number the words of each text; see `number_words`.
-        written: numbers of the special tokens, where a chat template wrote them: the tokenizer then adds none.
+        written: numbers of the special tokens that a chat template wrote, if it did: the tokenizer then adds none.
 
     Returns:
         The columns input_ids, special_tokens_mask, length, id, token_type_ids and label where there are
         such, and, with `words`, words (of each token) and word_count, in the split's order.
 
     Raises:
-        ValueError: words are asked for of a tokenizer that does not say where in the text its tokens lie.
+        ValueError: `words` is set, but the tokenizer does not say where in the text its tokens lie.
     """
     from datasets.fingerprint import Hasher
 
     if words and not tokenizer.is_fast:
         raise UserError(
             f"Words are found through the places of tokens in the text, but the tokenizer of "
-            f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not know them. Use a fast tokenizer, or "
+            f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not give these places. Use a fast "
+            "tokenizer, or "
             "`rows` 'mean' or 'cls' without attention."
         )
-    # Named by content: pickled tokenizers differ with what they were last used for.
+    # Named by content: pickled tokenizers differ by what they were last used for.
     decides = [
         split._fingerprint,
         describe_tokenizer(tokenizer),
@@ -87,7 +88,7 @@ def tokenise(
     cut = int((lengths >= max_length).sum())
     if cut:
         logger.warning(
-            "%d of %d texts reach %d tokens: the rest of these is cut off.",
+            "%d of %d texts reach %d tokens; anything beyond is cut off.",
             cut,
             len(tokens),
             max_length,
@@ -139,7 +140,7 @@ def _not_cut(
     *,
     special: bool,
 ) -> list[Encoding]:
-    """What the tokenizer makes of the texts if those that are `full` are not cut."""
+    """Tokenise the texts again, without cutting those that are `full`."""
     if not full:
         return kept
     texts = []
@@ -162,19 +163,19 @@ def number_words(
 ) -> tuple[list[list[int]], list[int]]:
     """Number the word that each piece belongs to, from the pieces' places in the text.
 
-    A piece belongs to the word that its characters lie in, with or without the white space before or after
-    it. What lies in white space alone, in no text (special tokens) or reaches over white space belongs to none,
-    and in the last case the words that it touches are missing.
+    A piece belongs to the word that contains its characters, white space before or after it aside. A piece belongs to
+    no word if it is only white space, if it is a special token, or if it spans white space; in the last case the words
+    that it touches are missing.
 
     Args:
         texts: B texts, each of one part, or of two for sentence pairs: words of the second part are numbered
             after those of the first.
-        kept: what the tokenizer made of each text, cut to the longest allowed.
-        whole: the same, not cut; the very same object where there was nothing to cut.
+        kept: the tokenizer's output for each text, cut to `max_length`.
+        whole: the same, not cut; the same object if nothing was cut.
 
     Returns:
-        For each text the word of each kept piece, counted from 0, -1 for none and for words that are missing: that
-        have no pieces, or of which a piece was cut. And the number of words of each text, missing or not.
+        For each text, the word of each kept piece, counted from 0; -1 for pieces without a word, and for missing words:
+        those without pieces, or with a piece that was cut. Also the number of words of each text, missing or not.
     """
     words = _Words(texts)
     first, last = words.touched(kept)
@@ -209,7 +210,7 @@ class _Words:
         characters = np.frombuffer(laid, dtype=np.uint32)
         word = ~np.isin(characters, WHITE_SPACE)
         before = np.roll(word, 1)  # the last character is a space
-        # At place i, between the characters i - 1 and i: words that begin before it, words that are over by it.
+        # At place i, between the characters i - 1 and i: words that begin before it, words that end by it.
         self._begun = np.concatenate([[0], np.cumsum(word & ~before)])
         self._over = np.cumsum(~word & before)
         self._start = start.reshape(len(texts), -1)
@@ -218,7 +219,7 @@ class _Words:
         self.counts = np.diff(self.base, append=self.total)
 
     def touched(self, encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
-        """The first and last word that each piece touches; -1 and -2 if it touches none."""
+        """Return the first and last word that each piece touches; -1 and -2 if it touches none."""
         places: list[tuple[int, int]] = []
         parts: list[int | None] = []
         for encoding in encodings:
@@ -239,7 +240,7 @@ class _Words:
 
 
 def _pieces_per_word(first: np.ndarray, last: np.ndarray, total: int) -> np.ndarray:
-    """Count the pieces in each word; 0 if a piece reaches out of it. One more entry, always 0, stands for no word."""
+    """Count the pieces of each word; 0 if a piece extends beyond it. A last entry, always 0, is for no word."""
     counts = np.bincount(first[first == last], minlength=total + 1)
     over = first < last
     for begin, end in zip(first[over], last[over], strict=True):
@@ -251,10 +252,10 @@ def _pieces_per_word(first: np.ndarray, last: np.ndarray, total: int) -> np.ndar
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Describe everything that decides what a tokenizer makes of a text."""
+    """Describe everything that decides how a tokenizer treats a text."""
     if tokenizer.is_fast:
         inner = json.loads(tokenizer.backend_tokenizer.to_str())
-        # How the last call padded and cut, not a property of the tokenizer.
+        # How the last call padded and cut, which is no property of the tokenizer.
         del inner["padding"], inner["truncation"]
     else:
         inner = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
@@ -263,7 +264,7 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers turn every text into the same inputs."""
+    """Tell whether two tokenizers turn every text into the same inputs."""
     return a is b or describe_tokenizer(a) == describe_tokenizer(b)
 
 
@@ -273,13 +274,13 @@ def same_tokens(
     splits: Sequence[datasets.Dataset],
     max_length: int,
 ) -> bool:
-    """Whether two tokenizers make the same tokens of these texts, and mask them alike, however they pad.
+    """Tell whether two tokenizers give the same tokens and masks for these texts, whatever padding they use.
 
     Args:
-        a: the one.
-        b: the other.
-        splits: with the columns text and, of pairs, text_pair.
-        max_length: longest text in tokens.
+        a: the first tokenizer.
+        b: the second tokenizer.
+        splits: splits with the columns text and, for pairs, text_pair.
+        max_length: most tokens of a text.
     """
     if same_tokenizer(a, b):
         return True
@@ -297,7 +298,7 @@ def same_tokens(
 def _ids_of(
     tokenizer: PreTrainedTokenizerBase, parts: list[list[str]], max_length: int
 ) -> list[Any]:
-    """Tokens of some texts, which of them are special, and their types, which are 0 where there are none."""
+    """Return the tokens of some texts, which are special, and their types, which are 0 where there are none."""
     encoded = tokenizer(
         *parts,
         truncation=True,

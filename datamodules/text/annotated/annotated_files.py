@@ -1,6 +1,6 @@
 """Files of annotated texts: treebanks in CoNLL-U, labelled spans in JSON lines, and questions in SQuAD's format.
 
-The spans are as those of jiant's edge probing; the answers to a question are spans of a passage.
+Spans are as in jiant's edge probing; the answers to a question are spans of a passage.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Read a file line by line: the number of each line, counted from 1, and the line without its ending.
+    """Read a file line by line; yield each line's number, counted from 1, and the line without its ending.
 
     Raises:
-        ValueError: a line is not UTF-8; names file and line.
+        ValueError: a line is not UTF-8; the message names the file and the line.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -51,20 +51,20 @@ FIELDS = 10
 
 
 def read_conllu(path: Path, counts: Counter[str]) -> Iterator[Sentence]:
-    """Read a treebank, a sentence at a time.
+    """Read a treebank, one sentence at a time.
 
     A sentence has the tasks `pos` (universal parts of speech), `morphology` (features such as Number=Sing, any number
-    of a word) and `dependencies` (the relation of a word, span1, to its head, span2; a root has an arc to itself, as in
-    jiant's conversion). Words with blanks inside get underscores for them. Multiword tokens and empty nodes are left
-    out: their parts are words.
+    of them for a word) and `dependencies` (the relation of a word, span1, to its head, span2; a root has an arc to
+    itself, as in jiant's conversion). Blanks inside words become underscores. Multiword tokens and empty
+    nodes are left out: their parts are words.
 
     Args:
         path: the file.
         counts: filled with what was read and left out.
 
     Raises:
-        ValueError: conllu is missing; a line is malformed or not UTF-8, a word has no form, or heads make no tree:
-            names file and line.
+        ValueError: conllu is missing; a line is malformed or not UTF-8, a word has no form, or heads make no tree; the
+            message names the file and the line.
     """
     check_extra("trees", "conllu", f"A treebank ({path})")
     for blank, block in groupby(
@@ -116,7 +116,7 @@ def _read_sentence(
 
 
 def _tokens(path: Path, block: list[tuple[int, str]]) -> list[dict[str, Any]]:
-    """The fields of each line of a sentence."""
+    """Return the fields of each line of a sentence."""
     from conllu import parse
     from conllu.exceptions import ParseException
 
@@ -137,7 +137,7 @@ def _tokens(path: Path, block: list[tuple[int, str]]) -> list[dict[str, Any]]:
             for token in sentence
         ]
     except ParseException as error:
-        for number, line in block:  # the library does not say in which line
+        for number, line in block:  # the library does not say which line it is
             try:
                 parse(line)
             except ParseException:
@@ -179,10 +179,10 @@ def holds_spans(path: Path) -> bool:
 
 
 def task_name(path: Path) -> str:
-    """The name of the task that a file is about: the same for the files of all splits.
+    """Return the name of the task in a file; it is the same for the files of all splits.
 
-    It is the file's name up to a dot, without train, dev, valid, val, validation or test and the number of a part, or
-    what follows the dot where that leaves nothing, or else the name of the folder.
+    It is the file's name up to a dot, without train, dev, valid, val, validation or test and without the number of a
+    part. If that leaves nothing, it is what follows the dot, or else the name of the folder.
 
     Examples:
         >>> [task_name(Path(f"tasks/spr/{name}.json")) for name in ("ner_en_train", "srl.test", "dev.edges", "train")]
@@ -202,21 +202,21 @@ def task_name(path: Path) -> str:
 def read_spans(
     path: Path, counts: Counter[str], like: Path | None = None
 ) -> Iterator[Sentence]:
-    """Read sentences with labelled spans, one a line.
+    """Read sentences with labelled spans, one per line.
 
     A line is {"text": "The cat sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}]}. Spans are over
     the words between white space, the second number one after the last word. `span2` may be missing; `label` may be a
-    list; `task`, beside `text`, names the task, which otherwise is the file's `task_name`. Other entries are left
-    alone. (Tenney et al. 2019, "What do you learn from context?", arXiv 1905.06316)
+    list; `task`, beside `text`, names the task, which otherwise is the file's `task_name`. Other entries are ignored.
+    (Tenney et al. 2019, "What do you learn from context?", arXiv 1905.06316)
 
     Args:
         path: the file.
         counts: filled with what was read.
-        like: the file whose `task_name` is taken; default: `path`.
+        like: the file whose `task_name` is used; default: `path`.
 
     Raises:
-        ValueError: a line is no JSON or not UTF-8, lacks an entry or words, or a span is not within them; names file
-            and line.
+        ValueError: a line is no JSON or not UTF-8, lacks an entry or words, or has a span outside of them; the message
+            names the file and the line.
     """
     name = task_name(like or path)
     for number, line in numbered_lines(path):
@@ -276,11 +276,11 @@ Reader = Callable[[Path, Counter[str]], Iterator[Sentence]]
 
 
 def annotated_reader(path: Path, like: Path | None = None) -> Reader | None:
-    """Return what reads a file of annotated sentences; None for any other file.
+    """Return the reader for a file of annotated sentences; None for any other file.
 
     Args:
         path: the file.
-        like: the file that names the task of labelled spans; default: each file its own.
+        like: the file that names the task of labelled spans; default: each file names its own.
     """
     if path.suffix == TREEBANK:
         return read_conllu
@@ -312,7 +312,7 @@ def open_annotated(reader: Reader, paths: Sequence[Path]) -> Dataset:
 
 
 def grammar() -> Dataset:
-    """Sentences of the project's own grammar, always the same."""
+    """Return sentences of the project's own grammar, always the same ones."""
     dataset = as_dataset(sentences(OF_THE_GRAMMAR))
     dataset.info.description = f"{len(dataset):,} sentences of the grammar"
     return dataset
@@ -333,7 +333,7 @@ def open_answers(paths: Sequence[Path]) -> Dataset:
     """Read files in SQuAD's format into one data set; questions without an answer are left out.
 
     Raises:
-        ValueError: a file is no JSON, or lacks an entry; names it.
+        ValueError: a file is no JSON, or lacks an entry; the message names the file.
     """
     from datasets import Dataset
 

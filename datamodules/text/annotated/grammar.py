@@ -1,8 +1,8 @@
 """Sentences of a small grammar with known trees, parts of speech, agreement and roles.
 
-The words that carry meaning are invented, so that what a probe finds of their parts of speech is not known from
-elsewhere; those that carry structure are English: "the blenty dwags that stove a plim grunked". There are many rare
-words, as in any language, and some are a noun in one sentence and a verb in another.
+The words that carry meaning are invented, so that a probe cannot know their parts of speech from elsewhere; those that
+carry structure are English: "the blenty dwags that stove a plim grunked". There are many rare words, as in any
+language, and some are a noun in one sentence and a verb in another.
 """
 
 import random
@@ -63,7 +63,7 @@ class Lexicon:
 
     Args:
         seed: of the draw.
-        size: number of noun stems; there are as many verbs, and half as many adjectives and adverbs.
+        size: number of noun stems; there are as many verb stems, and half as many stems of adjectives and of adverbs.
     """
 
     def __init__(self, seed: int = 0, size: int = 1200) -> None:
@@ -91,20 +91,20 @@ class Lexicon:
         }
 
     def draw(self, kind: str, draw: random.Random) -> str:
-        """Draw a stem: the n-th most frequent one has a chance that is proportional to 1 / (n + 2)."""
+        """Draw a stem; the chance of the n-th most frequent one is proportional to 1 / (n + 2)."""
         return draw.choices(self._stems[kind], cum_weights=self._weights[kind])[0]
 
 
 @dataclass
 class Node:
-    """A word of a tree, with what depends on it.
+    """A word of a tree, with its dependents.
 
     Attributes:
-        word: as it is written.
+        word: the word as it is written.
         pos: universal part of speech.
         relation: to its head.
         features: such as Number=Sing.
-        role: as an argument of its head; empty: it is none.
+        role: role as an argument of its head; empty: it is no argument.
         before: dependents to the left, in order.
         after: dependents to the right.
     """
@@ -127,9 +127,9 @@ def sentences(
     dwags that stove grunk" is in the present.
 
     Args:
-        count: how many. Some may be drawn twice.
+        count: number of sentences. Some may be drawn twice.
         seed: of the draw.
-        lexicon: of the words; default: one of this seed.
+        lexicon: lexicon of the words; default: one drawn with this seed.
     """
     draw, lexicon = random.Random(f"sentences {seed}"), lexicon or Lexicon(seed)
     writer = _Writer(lexicon, draw)
@@ -147,7 +147,7 @@ class _Writer:
         return self.draw.random() < share
 
     def clause(self, relation: str, nested: int) -> Node:
-        """A clause with its subject: active, passive, or with a clause for its object."""
+        """Draw a clause with its subject: active, passive, or with a clause as its object."""
         number = self.number()
         if self.chance(0.2) and nested < MOST_NESTED:
             verb = self.verb("transitive", number, relation)
@@ -172,7 +172,7 @@ class _Writer:
         return verb
 
     def objects(self, kind: str, nested: int) -> list[Node]:
-        """What a verb of this kind has to its right."""
+        """Draw what a verb of this kind has to its right."""
         nodes = (
             []
             if kind == "intransitive"
@@ -185,7 +185,7 @@ class _Writer:
         )
 
     def passive(self, number: str, relation: str, nested: int) -> Node:
-        """A clause whose subject is what is done to."""
+        """Draw a clause whose subject undergoes the action."""
         verb = Node(
             f"{self.lexicon.draw('transitive', self.draw)}ed",
             "VERB",
@@ -208,7 +208,7 @@ class _Writer:
         return verb
 
     def adjuncts(self, verb: Node, nested: int) -> None:
-        """Perhaps an adverb and a place."""
+        """Draw an adverb and a place, or one of them, or neither."""
         if self.chance(0.25):
             adverb = Node(self.lexicon.draw("adverb", self.draw), "ADV", "advmod")
             verb.before.append(adverb) if self.chance(0.5) else verb.after.insert(
@@ -225,7 +225,7 @@ class _Writer:
             )
 
     def verb(self, kind: str, number: str, relation: str) -> Node:
-        """A finite verb that agrees with its subject."""
+        """Draw a finite verb that agrees with its subject."""
         stem = self.lexicon.draw(kind, self.draw)
         if self.chance(0.5):
             return Node(f"{stem}ed", "VERB", relation, (PAST,))
@@ -237,7 +237,7 @@ class _Writer:
         )
 
     def noun(self, number: str, relation: str, role: str, nested: int) -> Node:
-        """A noun with its determiner, adjectives, and perhaps a phrase or a relative clause."""
+        """Draw a noun with its determiner and adjectives, and perhaps a phrase or a relative clause."""
         stem = self.lexicon.draw("noun", self.draw)
         noun = Node(
             stem if number == SINGULAR else f"{stem}s",
@@ -263,7 +263,7 @@ class _Writer:
         return noun
 
     def relative(self, number: str, nested: int) -> Node:
-        """A relative clause whose subject, or whose object, is the noun."""
+        """Draw a relative clause in which the noun is subject or object."""
         if self.chance(0.6):
             kind = self.draw.choice(("intransitive", "transitive"))
             verb = self.verb(kind, number, "acl:relcl")
@@ -281,7 +281,7 @@ class _Writer:
         return verb
 
     def phrase(self, word: str, relation: str, role: str, nested: int) -> Node:
-        """A noun with a preposition."""
+        """Draw a noun with a preposition."""
         noun = self.noun(self.number(), relation, role, nested)
         noun.before.insert(0, Node(word, "ADP", "case"))
         return noun
@@ -291,7 +291,7 @@ class _Writer:
 
 
 def _flat(root: Node) -> Sentence:
-    """Read a tree from left to right."""
+    """List the words of a tree from left to right."""
     nodes, heads = list(_in_order(root)), {id(root): 0}
     place = {id(node): number for number, node in enumerate(nodes)}
     targets: list[Target] = []
@@ -312,7 +312,7 @@ def _flat(root: Node) -> Sentence:
                 )
     verb = {
         feature for node in (root, *root.before) for feature in node.features
-    }  # an auxiliary stands before it
+    }  # an auxiliary comes before the verb
     words, ordered = (node.word for node in nodes), (heads[id(node)] for node in nodes)
     return Sentence(
         tuple(words),

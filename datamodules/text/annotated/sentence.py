@@ -1,4 +1,4 @@
-"""An annotated sentence, as every reader gives it, and the columns of annotated texts in a data set."""
+"""An annotated sentence, as every reader returns it, and the columns of annotated texts in a data set."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ANNOTATION = "_annotation"  # column of a data set of sentences, beside `text`
-# Column of a data set of questions: `text`, the answers to one, and `answer_start`, their first characters.
+# Columns of a data set of questions: the `text` of each answer, and `answer_start`, the place of its first character.
 ANSWERS = "answers"
-QUESTION = ["question", "context"]  # columns of its texts, as SQuAD has them on the Hub
-CHOICE = "answers_to"  # column of texts that answer a question: equal for all answers to it, which stand together
+QUESTION = ["question", "context"]  # columns of its texts, as on the Hub's SQuAD
+CHOICE = "answers_to"  # column of texts that answer a question: equal for all answers to it, which are adjacent
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Target:
     """A labelled span of words, or a labelled pair of spans.
 
     Attributes:
-        task: what the labels are about, such as `pos`.
+        task: what the labels describe, such as `pos`.
         span1: (first word, word after the last), counted from 0.
-        span2: likewise; empty where the task is about one span.
-        labels: one, or for a task of several labels any number.
+        span2: the second span, likewise; empty where the task is about one span.
+        labels: one label, or any number for a task of several labels.
     """
 
     task: str
@@ -38,13 +38,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words with what is known of them.
+    """A sentence as words, with their annotations.
 
     Attributes:
-        words: without white space inside.
-        heads: of each word the number of its head, counted from 1; 0 for the root. Empty where there is no tree.
+        words: words without white space inside.
+        heads: for each word the number of its head, counted from 1; 0 for the root. Empty where there is no tree.
         targets: labelled spans.
-        label: of the whole sentence; empty where it has none.
+        label: label of the whole sentence; empty where it has none.
     """
 
     words: tuple[str, ...]
@@ -54,7 +54,7 @@ class Sentence:
 
     @property
     def text(self) -> str:
-        """The words, a blank between two."""
+        """The words, separated by blanks."""
         return " ".join(self.words)
 
     def annotation(self) -> str:
@@ -74,7 +74,7 @@ class Sentence:
         return cls(tuple(text.split()), tuple(heads), tuple(parsed))
 
     def labels(self, task: str) -> dict[int, str]:
-        """The first word of each span that has a label of a task -> the label."""
+        """Map the first word of each span with a label of this task to the label."""
         return {
             target.span1[0]: target.labels[0]
             for target in self.targets
@@ -83,7 +83,7 @@ class Sentence:
 
 
 def sentences_in(texts: Mapping[str, Any] | Dataset) -> list[Sentence]:
-    """The sentences of a data set, or of a batch of its rows."""
+    """Return the sentences of a data set, or of a batch of its rows."""
     return [
         Sentence.of(*row) for row in zip(texts["text"], texts[ANNOTATION], strict=True)
     ]
@@ -122,7 +122,7 @@ def check_tree(heads: Sequence[int]) -> None:
 
 
 def as_dataset(sentences: Iterable[Sentence]) -> Dataset:
-    """Make a data set with the columns text, annotation as JSON (nested columns are slow to read), and label if any."""
+    """Make a data set with the columns text, annotation (JSON: nested columns are slow to read), and label if any."""
     from datasets import Dataset
 
     rows = [
