@@ -1,1 +1,1 @@
-"""Mapped states put into a frozen model: methods, floors, ceilings and the evaluation over them."""
+"""Mapped states put into a frozen model: methods, floors, ceilings, and the evaluation of them all."""

@@ -1,4 +1,4 @@
-"""What Y does with states that are put into it: the stitched forward, its answers, and the columns of a report."""
+"""Y's response to states that are put into it: the stitched forward pass, its answers, and the columns of a report."""
 
 import math
 from collections import defaultdict
@@ -34,7 +34,7 @@ from aligners.models.model import FrozenModel, Inputs
 
 
 def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """φ of the rows (S, N, d_x), in full precision whatever the models around it run in: (S, N, d_y)."""
+    """Map rows (S, N, d_x) by φ in full precision, whatever precision the models run in: (S, N, d_y)."""
     with torch.autocast(rows.device.type, enabled=False):
         return layer(rows)
 
@@ -47,15 +47,15 @@ def stitched_logits(
     mapped: Tensor,
     component: Component = "residual",
 ) -> Tensor:
-    """The target's logits when its real tokens have these states at a site.
+    """Return the target's logits when its real tokens have these states at a site.
 
     Args:
         target: the frozen model; no block up to `site` is run.
-        inputs: the batch, (B, T).
-        site: m.
-        rows: where the states belong.
-        mapped: (N, d) states. Gradients flow to them. Padding gets zeros, which nothing sees.
-        component: what the states are. For a sub-layer, only its own output is replaced; all else runs.
+        inputs: inputs of the batch, (B, T).
+        site: m, the site of the target.
+        rows: positions where the states belong.
+        mapped: (N, d) states. Gradients flow to them. Padding gets zeros, which no token attends to.
+        component: what the states are. For a sub-layer, only its own output is replaced; all else runs as usual.
     """
     blank = mapped.new_zeros(*inputs["input_ids"].shape, target.width)
     states = rows.scatter(mapped, blank)
@@ -63,7 +63,7 @@ def stitched_logits(
 
 
 def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
-    """The target's logits with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
+    """Return the target's logits with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
     logits = _stitched(route, pair, batch, mapped)
     return chosen(logits, batch.targets, route.target.class_map)
 
@@ -71,7 +71,7 @@ def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Te
 def bank_answers(
     route: Route, batch: TaskBatch, mapped: Tensor
 ) -> Iterator[UnitAnswers]:
-    """What the target answers with mapped rows (S, N, d_y), site by site, so that only one site's logits are held."""
+    """Return the target's answers with mapped rows (S, N, d_y), holding only one site's logits at a time."""
     groups = route.target.class_map
     for pair, rows in enumerate(mapped):
         logits = _stitched(route, pair, batch, rows)
@@ -79,7 +79,7 @@ def bank_answers(
 
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
-    """The logits of a whole batch, likewise."""
+    """Return the logits of a whole batch with mapped rows at a site pair."""
     site = route.put_at[pair]
     return stitched_logits(
         route.target, batch.inputs, site, batch.rows, mapped, route.component
@@ -87,7 +87,7 @@ def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tens
 
 
 class ReadStates:
-    """Rows of several models at the sites that some routes need.
+    """The rows of several models, at the sites that some routes need.
 
     Args:
         rows: model -> (its sites, their rows (S, N, d) float32).
@@ -97,18 +97,18 @@ class ReadStates:
         self._rows = rows
 
     def sources(self, route: Route) -> Tensor:
-        """(S, N, d_x) what the route reads."""
+        """Return the rows (S, N, d_x) that the route reads."""
         return self._at(route.source, route.read_at)
 
     def targets(self, route: Route) -> Tensor:
-        """(S, N, d_y) the target's own states where the route puts others."""
+        """Return the target's own states (S, N, d_y) at the sites where the route puts others."""
         return self._at(route.target, route.put_at)
 
     def _at(self, model: FrozenModel, sites: list[int]) -> Tensor:
         held, rows = self._rows[model]
         if sites == held:
             return rows
-        # one by one: a list as index would have to be copied to the device, which waits for it
+        # one by one: a list index would first be copied to the device, which has to be waited for
         return torch.stack([rows[held.index(site)] for site in sites])
 
 
@@ -118,9 +118,9 @@ def read_all(
     """Run each model's front once, as far as any route needs it.
 
     Args:
-        routes: of the run, all of one component.
-        batch: on the run's device.
-        targets: also read the targets' own states at the sites where others are put.
+        routes: routes of the run, all of one component.
+        batch: a batch on the run's device.
+        targets: whether to read also the targets' own states at the sites where others are put.
     """
     wanted: dict[FrozenModel, set[int]] = defaultdict(set)
     for route in routes:
@@ -139,13 +139,13 @@ def read_all(
 
 @torch.no_grad()
 def own_logits(target: FrozenModel, batch: TaskBatch) -> Tensor:
-    """The target's logits by itself, (U, C), without gradients."""
+    """Return the target's own logits, with nothing replaced, (U, C), without gradients."""
     return chosen(target.logits(batch.inputs), batch.targets, target.class_map)
 
 
 @torch.no_grad()
 def own_answers(target: FrozenModel, batch: TaskBatch) -> UnitAnswers:
-    """What the target answers by itself."""
+    """Return the target's own answers, with nothing replaced."""
     return batch_answers(target.logits(batch.inputs), batch.targets, target.class_map)
 
 
@@ -157,7 +157,7 @@ BEHAVIOUR_COLUMNS = (
     *("accuracy_penalty", "score_penalty", "perplexity", "bits_per_byte", "agreement"),
     "accuracy_source_pooler",
 )
-# What stands beside the maps and needs no site, of classes and of tokens: ceilings, then floors.
+# Methods that need no site, for classes and for tokens: ceilings, then floors.
 OF_LABELS = (
     "native_x",
     "native_y",
@@ -166,24 +166,24 @@ OF_LABELS = (
     "constant_label",
 )
 OF_TOKENS = ("native_x", "native_y", "unigram")
-# A random head of two classes answers like Y's own, or the opposite, by chance: so several are drawn.
+# A random head of two classes agrees with Y's own or contradicts it, by chance, so several heads are drawn.
 DRAWS = {"random_classifier": 20}
 BIT = math.log(2)  # nats
 
-# What each model that knows the task answers by itself.
+# The answers of each model that knows the task, with nothing replaced.
 Natives = dict[FrozenModel, UnitAnswers]
 
 
 class Behaviour:
-    """Runs Y's tail on mapped states, and scores what needs no site beside it.
+    """Runs Y's tail on mapped states, and scores the methods that need no site.
 
     Args:
         route: from X into Y.
-        asked: of the held-out texts.
-        whole: which methods need no site, out of `OF_LABELS` or `OF_TOKENS`; `native` is Y by itself.
+        asked: the task of the held-out texts.
+        whole: methods that need no site, out of `OF_LABELS` or `OF_TOKENS`; `native` is Y itself.
         seed: of the random floors.
-        token_counts: (V,) how often each token is in the fitting texts, for `unigram`.
-        source_pooler: whether to score, at Y's last site, what Y's classifier answers through X's pooler as well.
+        token_counts: (V,) number of times each token occurs in the fitting texts, for `unigram`.
+        source_pooler: whether to score Y's classifier on the output of X's pooler too, at Y's last site.
     """
 
     def __init__(
@@ -209,11 +209,11 @@ class Behaviour:
         self._random = asked.random
         self._unigrams: Tensor | None = None
         if token_counts is not None:
-            counts = token_counts + 1  # so that no token is impossible
+            counts = token_counts + 1  # so that no token has probability zero
             self._unigrams = (counts / counts.sum()).log()
 
     def _fitting_pooler(self) -> dict[str, Any]:
-        """X's pooler by its path, if Y is as wide and has one there; else nothing."""
+        """Return X's pooler, found by its path in the model, if Y is as wide and has one there; else None."""
         source, target = self.route.source, self.route.target
         pooler = pooler_of(source.model)
         same_path = pooler.keys() == pooler_of(target.model).keys()
@@ -224,12 +224,12 @@ class Behaviour:
     def injected(
         self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers
     ) -> dict[str, Tensor]:
-        """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
+        """Score Y with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
 
         Args:
-            batch: what is asked.
-            mapped: what is put into Y.
-            own: what Y answers by itself.
+            batch: the targets of the task on a batch.
+            mapped: states that are put into Y.
+            own: Y's own answers.
         """
         sums = self._sums(bank_answers(self.route, batch, mapped), batch, own)
         if self.source_pooler:
@@ -237,7 +237,7 @@ class Behaviour:
         return sums
 
     def _through_source_pooler(self, batch: TaskBatch, mapped: Tensor) -> Tensor:
-        """Which texts Y's classifier has right if X's pooler reads the mapped rows, (S, B); NaN below the top."""
+        """Score Y's classifier where X's pooler reads the mapped rows: 1 if right, (S, B); NaN below the top site."""
         target = self.route.target
         right = mapped.new_full((len(mapped), batch.targets.texts), torch.nan)
         with with_head(target.model, self.source_pooler):
@@ -251,7 +251,7 @@ class Behaviour:
         return right
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
-        """What is answered without any map: quantity -> (answers, 1, B), several of what is drawn: see `DRAWS`."""
+        """Score a method that uses no map: quantity -> (answers, 1, B); `DRAWS` answers if it is drawn."""
         answers = self._without_sites(batch, natives)
         sums = self._sums(answers, batch, natives[self.route.target])
         return {name: values[:, None] for name, values in sums.items()}
@@ -268,7 +268,7 @@ class Behaviour:
     def _sums(
         self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers
     ) -> dict[str, Tensor]:
-        """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
+        """Sum over the units of each text, for several answers made one at a time: quantity -> (answers, B)."""
         targets = batch.targets
         results: list[dict[str, Tensor]] = []
         for given in each:
@@ -282,7 +282,7 @@ class Behaviour:
                 "agree": per_text_sums(agree, targets),
             }
             sums["answer"] = torch.full_like(sums["loss"], torch.nan)
-            if self.asked.unit == "text":  # of many tokens there is no one answer
+            if self.asked.unit == "text":  # a text of many tokens has no single answer
                 sums["answer"] = given.answer
             results.append(sums)
         table = {}
@@ -291,44 +291,46 @@ class Behaviour:
         return table
 
     def _fresh_heads(self, batch: TaskBatch) -> Iterator[UnitAnswers]:
-        """The answers of freshly drawn heads to Y's own last states."""
+        """Return the answers of freshly drawn heads to Y's own last states."""
         target = self.route.target
         (states,) = target.front(batch.inputs, [target.depth])
         draws = DRAWS["random_classifier"]
         class_map = one_after_another(target.class_map)
         for draw in range(draws):
-            with target.fresh_head(draws * self.seed + draw):  # others for every seed
+            with target.fresh_head(draws * self.seed + draw):  # differ for every seed
                 logits = target.tail(batch.inputs, target.depth, states)
             yield batch_answers(logits, batch.targets, class_map)
 
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
-        """The answers of a method that needs no site."""
+        """Return the answers of a method that needs no site."""
         right = batch.targets.answer
         if name in ("native", "native_y"):
             return natives[self.route.target]
         if name == "native_x":
             if self.route.source in natives:
                 return natives[self.route.source]
-            nothing = _nothing(right)  # it need not know the task
+            nothing = _nothing(right)  # the source need not know the task
             return UnitAnswers(nothing, nothing, nothing)
         if name == "unigram":
             return self._by_frequency(right)
         if name == "constant_label":
             return self._unread(torch.full_like(right, self.asked.constant), right)
-        # once: a copy to the device waits for it
+        # copied once: a copy to the device has to be waited for
         self._random = cast(Tensor, self._random).to(right)
         return self._unread(self._random[batch.texts.text], right)
 
     def _by_frequency(self, right: Tensor) -> UnitAnswers:
-        """The answers of the frequencies of tokens in the fitting texts."""
+        """Answer by the frequencies of tokens in the fitting texts."""
         unigrams = cast(Tensor, self._unigrams).to(right.device)
-        self._unigrams = unigrams  # likewise
+        self._unigrams = (
+            unigrams  # copied once: a copy to the device has to be waited for
+        )
         answer = unigrams.argmax().expand_as(right)
         correct = (answer == right).float()
         return UnitAnswers(-unigrams[right], correct, answer.double())
 
     def _unread(self, answer: Tensor, right: Tensor) -> UnitAnswers:
-        """Answers given without reading the texts: classes, which have no loss, or numbers."""
+        """Give answers that ignore the texts: classes, which have no loss, or numbers."""
         if self.asked.regression:
             loss = (answer - right).square()
             return UnitAnswers(loss, _nothing(right), answer.double())
@@ -337,22 +339,22 @@ class Behaviour:
 
 
 def _nothing(right: Tensor) -> Tensor:
-    """NaN for each unit, where there is no answer or nothing to say of it."""
+    """Return NaN for each unit, where there is no answer."""
     return torch.full_like(right, torch.nan, dtype=torch.float32)
 
 
 def behaviour_columns(
     table: Sums, native: Sums, asked: ScoredTask, seed: int
 ) -> dict[str, Tensor]:
-    """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts; NaN where it does not apply.
+    """Return each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts; NaN where it does not apply.
 
-    Where numbers are predicted there is no accuracy, no penalty in nats, and agreement is Pearson's correlation with
+    Where numbers are predicted, there is no accuracy and no penalty in nats; agreement is Pearson's correlation with
     Y's own answers.
 
     Args:
         table: quantity -> (methods, S, texts).
-        native: quantity -> (texts,), of Y by itself.
-        asked: of the texts.
+        native: quantity -> (texts,), scores of Y itself.
+        asked: the task of the texts.
         seed: of the resampling of texts.
     """
     total = native["units"].sum()
@@ -380,7 +382,7 @@ def behaviour_columns(
 def _score_columns(
     table: Sums, native: Sums, asked: ScoredTask, seed: int
 ) -> dict[str, Tensor]:
-    """Accuracy and the task's score, and what each loses against Y's own."""
+    """Return accuracy and the task's score, and what each loses against Y's own."""
     units = native["units"].expand_as(table["correct"])
     accuracy = interval(table["correct"], units, seed=seed)
     own_accuracy = native["correct"].sum() / native["units"].sum()

@@ -1,4 +1,4 @@
-"""The evaluation of maps: how far g(X's state) is from Y's own, and whether Y still does its task with it in place."""
+"""The evaluation of maps: the distance of g(X's state) from Y's own, and whether Y still does its task with it."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,14 +54,14 @@ from aligners.progress import hidden
 from aligners.similarity.algebra.moments import Moments
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
-FOR_SELF_TEST = 8  # held-out texts
+FOR_SELF_TEST = 8  # which texts are held out
 
 
 class Evaluation(pl.LightningModule):
-    """What all evaluations that put states into models share.
+    """The common base of all evaluations that put states into models.
 
     Sums are kept text by text and added over ranks, so the figures are the same for any number of ranks. Before
-    anything is measured, each model that states are put into has to pass the self-test: injecting what was read changes
+    anything is measured, each model that states are put into must pass the self-test: injecting its own states changes
     nothing, bit for bit.
 
     Attributes:
@@ -69,7 +69,7 @@ class Evaluation(pl.LightningModule):
         stream: the data module of the run.
         stored: the checkpoints whose maps are measured.
         panels: a `Panel` for each route and kind of rows.
-        rows: of the report, after the evaluation.
+        rows: rows of the report, after the evaluation.
         meta: what the report says once for all rows.
 
     Args:
@@ -90,14 +90,14 @@ class Evaluation(pl.LightningModule):
 
     @abstractmethod
     def prepare_panels(self) -> None:
-        """Check everything, and make the panels or what they need."""
+        """Check the options, and make the panels or what they need."""
 
     @abstractmethod
     def injected_into(self) -> list[FrozenModel]:
         """The models that states are put into, each once."""
 
     def setup(self, stage: str) -> None:
-        """Start afresh, as an evaluation may run twice. Texts that maps were fitted on are left out."""
+        """Start afresh, as an evaluation may run twice. Texts that maps were fitted on are dropped."""
         self.stream: Any = stream_of(self.trainer, self.kind)
         self.panels = nn.ModuleList()
         self.rows = []
@@ -110,10 +110,10 @@ class Evaluation(pl.LightningModule):
         self.prepare_panels()
 
     def about_answers(self, labels: dict[FrozenModel, Any]) -> dict[str, Any]:
-        """What a report says of the task; null where nothing is asked.
+        """Return what a report says of the task; null where nothing is asked.
 
         Args:
-            labels: each classifier that answers, and which of its classes stands for which of the texts'.
+            labels: for each classifier that answers, which of its classes stands for which class of the texts.
         """
         about: dict[str, Any] = {}
         for name in ("task", "unit", "score"):
@@ -123,17 +123,17 @@ class Evaluation(pl.LightningModule):
         return {**about, "seed": self.seed, "split": "test"}
 
     def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> Natives:
-        """What the models answer by themselves, one after another, so that only one model's logits are held."""
+        """Return the models' own answers, computed one model at a time so that only one model's logits are held."""
         return {model: own_answers(model, task) for model in models}
 
     @property
     def parts(self) -> int:
-        """Steps of the progress bar in a batch: one for each method of each panel."""
+        """The number of steps of the progress bar in a batch: one for each method of each panel."""
         return sum(len(panel.methods) for panel in self.panels)
 
     def each(self, methods: Iterable[Method]) -> Iterator[Method]:
-        """Yield each, and tell the progress bar when it is done."""
-        # Lightning's own bars know no parts
+        """Yield each item, and tell the progress bar when it is done."""
+        # Lightning's own bars have no steps within a batch
         done = getattr(self.trainer.progress_bar_callback, "part_done", None)
         for method in methods:
             yield method
@@ -149,7 +149,7 @@ class Evaluation(pl.LightningModule):
             target.self_test(inputs, self.stream.component)
 
     def on_test_epoch_end(self) -> None:
-        """Make the rows of the report: in each panel one for every method and site."""
+        """Make the rows of the report: in each panel, one for every method and site."""
         self.rows = []
         native: dict[str, Tensor] = {}
         for panel in self.panels:
@@ -158,10 +158,10 @@ class Evaluation(pl.LightningModule):
         self.doubt_orders(native)
 
     def doubt_orders(self, native: Mapping[str, Tensor]) -> None:
-        """Caution about classifiers whose classes seem to be in another order.
+        """Warn of classifiers whose classes seem to be in another order.
 
         Args:
-            native: model -> (n,) what it answers by itself.
+            native: model -> (n,) its own answers.
         """
         asked = self.asked
         if asked is None or asked.labels is None or asked.regression:
@@ -182,26 +182,26 @@ class InjectionEvaluation(Evaluation):
     tokenizers and a target with a head: a classifier, for which the texts need labels, or a language model, masked or
     causal. Where it is not possible, `meta["not_injected"]` says why.
 
-    The front of each model runs once a batch, for all sites, kinds of rows and methods, and once more on masked texts.
+    Each model's front runs once per batch for all sites, kinds of rows and methods, and once more if texts are masked.
 
-    Floors are made from the moments of the fitting rows of each kind. Where no checkpoint has them, they are read from
-    the fitting texts first, in a pass of their own.
+    Floors are made from the moments of the fitting rows of each kind. Where no checkpoint has them, a pass over the
+    fitting texts computes them first.
 
     Args:
-        stored: what is measured: a fitted `Alignment`, or checkpoints, all of the same models and site pairs.
+        stored: what is measured: a fitted `Alignment`, or checkpoints, all with the same models and site pairs.
         closed_form: names of closed forms to fit to the moments of the first checkpoint, where no checkpoint holds
             them. One that cannot be fitted is left out, and `meta["refusals"]` says why.
-        both_directions: also map Y's states into X: with the inverse of a bijective aligner, and with an aligner
-            fitted from Y to X for any other.
+        both_directions: also map Y's states into X: with the inverse of a bijective aligner, and for any other with an
+            aligner fitted from Y to X.
         seed: of the random floors and of the resampling of texts.
         other_text: another source; on its held-out texts errors are measured too, for the columns `fvu_other`. Texts
-            that maps were fitted on are left out of it, and `meta["other_text"]` says how many.
-        masked_share: share of the tokens that a masked language model has to predict.
+            that maps were fitted on are left out, and `meta["other_text"]` says how many.
+        masked_share: share of the tokens that a masked language model must predict.
         fitting_errors: also measure the errors on as many fitting texts as are held out, for the columns `mse_fit`,
-            `fvu_fit` and `relative_error_fit`. They tell a poor fit from one that does not generalise.
+            `fvu_fit` and `relative_error_fit`. They distinguish a poor fit from one that does not generalise.
         source_pooler: also score, at Y's last site, what Y's classifier answers where X's pooler reads the mapped
             states in place of Y's own, as the code released with Ren et al. 2023 does: `accuracy_source_pooler`.
-            Nothing is added for models of different widths, or without a pooler.
+            Nothing is added for models of different widths or without poolers.
 
     Raises:
         ValueError: a closed form is unknown, or no checkpoint holds moments.
@@ -225,7 +225,9 @@ class InjectionEvaluation(Evaluation):
         if isinstance(stored, BankTraining):
             stored = [stored]
         self.stored = [stored_of(maps) for maps in stored]
-        first_moments(self.stored)  # which floors need
+        first_moments(
+            self.stored
+        )  # the checkpoint whose moments the floors are made from
         self.closed_form = list(closed_form)
         self.both_directions = both_directions
         self.other_text = other_text
@@ -236,7 +238,7 @@ class InjectionEvaluation(Evaluation):
     # ------------------------------------------------------------------ before
 
     def prepare_panels(self) -> None:
-        """Check everything, and choose the routes, the task and the rows."""
+        """Check the options, and choose the routes, the task and the rows."""
         check_precision(self.trainer)
         data = self.stream
         described = data.describe()
@@ -258,7 +260,7 @@ class InjectionEvaluation(Evaluation):
         self.meta = {**described, **data.describe_other(), **self._about_task()}
 
     def _about_task(self) -> dict[str, Any]:
-        """What the report says of the task, of few rows, and of routes on which nothing is injected."""
+        """Report the task, the cases of few rows, and the routes on which nothing is injected."""
         about = self.about_answers(self.task.labels or {})
         about["cautions"] += few_rows(*self.fitted.values())
         about["masked_share"] = None
@@ -271,9 +273,9 @@ class InjectionEvaluation(Evaluation):
         return about
 
     def _choose_kinds(self) -> None:
-        """The kinds of rows on which errors are measured, and the moments that checkpoints hold of them."""
+        """Choose the kinds of rows on which errors are measured, and the moments that checkpoints hold of them."""
         self.fitted: dict[RowKind, Moments] = {}
-        for bank in reversed(self.stored):  # of equal kinds the first one stays
+        for bank in reversed(self.stored):  # if kinds are equal, the first one stays
             if bank.moments is not None:
                 self.fitted[stored_kind(bank)] = bank.moments
         kinds = [self.stream.reader.kind, *map(stored_kind, self.stored)]
@@ -293,7 +295,7 @@ class InjectionEvaluation(Evaluation):
         self.panels.to(self.device)
 
     def _moments_of_kinds(self) -> dict[str, Moments]:
-        """The moments of the fitting rows of each kind: those of checkpoints where they are of the same rows."""
+        """Return the moments of the fitting rows of each kind: a checkpoint's where they are of the same rows."""
         known = dict(self.fitted)
         if self.stream.far.any():
             for bank in self.stored:
@@ -306,7 +308,7 @@ class InjectionEvaluation(Evaluation):
         return moments
 
     def _validation_moments(self) -> Moments | None:
-        """Moments by which ridges that no checkpoint holds choose their strength, as in a fit."""
+        """Return the moments that choose the strength of ridges that no checkpoint holds, as in a fit."""
         lacking = {route.key for route in self.routes}
         for bank in self.stored:
             for route, maps in bank.maps.items():
@@ -320,7 +322,7 @@ class InjectionEvaluation(Evaluation):
         return Moments(*[part.to(device) for part in validation])
 
     def _read_moments(self, split: Split, kinds: Sequence[str]) -> dict[str, Moments]:
-        """The moments of some kinds of rows, on the texts of a split."""
+        """Compute the moments of some kinds of rows, on the texts of a split."""
 
         def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
             by_kind = self._by_kind(batch)
@@ -329,7 +331,7 @@ class InjectionEvaluation(Evaluation):
         return moments_of_states(self.stream, rows_of, split, kinds=kinds)
 
     def _by_kind(self, batch: PairedBatch) -> dict[str, PairedBatch]:
-        """The rows of each kind."""
+        """Return the rows of each kind."""
         batches = batch, *batch.others
         return dict(zip(map(str, self.kinds), batches, strict=True))
 
@@ -347,7 +349,7 @@ class InjectionEvaluation(Evaluation):
             self.meta["refusals"][f"{way}.{name}"] = why
         for kind in self.kinds:
             injects = kind == TOKENS and self.task.not_injected[route] is None
-            # a file of stitching layers has no moments: its rows are read to inject into
+            # a file of stitching layers has no moments: its rows are read only to be injected
             if injects or kind == self.stream.reader.kind or kind in self.fitted:
                 of_kind = moments[str(kind)]
                 panel = self._panel(route, str(kind), of_kind, methods, injects)
@@ -361,7 +363,7 @@ class InjectionEvaluation(Evaluation):
         methods: Sequence[Method],
         injects: bool,
     ) -> Panel:
-        """The panel of a route and a kind of rows, with its floors."""
+        """Make the panel of a route and a kind of rows, with its floors."""
         if route.key != FORWARD:
             moments = moments.swap()
         floors = build_floors(route, moments, self.seed)
@@ -385,7 +387,7 @@ class InjectionEvaluation(Evaluation):
         )
 
     def _behaviour(self, route: Route) -> Behaviour:
-        """What puts mapped states into the target of a route."""
+        """Make the object that puts mapped states into the target of a route."""
         asked = cast(ScoredTask, self.asked)
         pooler = self.source_pooler
         if asked.unit == "text":
@@ -394,7 +396,7 @@ class InjectionEvaluation(Evaluation):
         return Behaviour(route, asked, OF_TOKENS, self.seed, counts)
 
     def _token_counts(self, target: FrozenModel, asked: ScoredTask) -> Tensor:
-        """How often each token is in the fitting texts, (V,); special tokens are never masked and do not count."""
+        """Count each token in the fitting texts, (V,), except special tokens, which are never masked."""
         tokens, special, _ = self.stream.split("fit").tokens_of(0)
         if asked.task == "masked":
             tokens = tokens[~special]
@@ -411,7 +413,7 @@ class InjectionEvaluation(Evaluation):
     def test_step(
         self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Score a batch of held-out, other or fitting texts. Each model answers once, as X, as Y, or as both."""
+        """Score a batch of held-out, other or fitting texts. Each model answers once, whether it is X, Y, or both."""
         by_kind = self._by_kind(batch)
         split = self.stream.splits[dataloader_idx]
         if split != "test":
@@ -429,7 +431,7 @@ class InjectionEvaluation(Evaluation):
             panel.update(read, natives, self.each)
 
     def _masked_states(self, batch: PairedBatch) -> ReadStates | None:
-        """The states of models on masked texts, and of targets too where far rows stay; None if nothing is masked."""
+        """Return models' states on masked texts, also targets' where far rows are not replaced; None if not masked."""
         if batch.task is None or self.meta["masked_share"] is None:
             return None
         routes = [panel.route for panel in self.panels if panel.behaviour is not None]
@@ -443,7 +445,7 @@ class InjectionEvaluation(Evaluation):
         task: TaskBatch | None,
         states: ReadStates | None,
     ) -> PanelBatch:
-        """What a panel is given of a batch."""
+        """Return what a panel gets of a batch."""
         route = panel.route
         read = _oriented(batch, route)
         beside = batch.counterpart
@@ -457,7 +459,7 @@ class InjectionEvaluation(Evaluation):
             read = read._replace(injected=states.sources(route))
         if beside is None or beside.rows.far is None:
             return read
-        # far rows were left out of the batch: Y keeps its own states there
+        # far rows were left out of the batch, and Y keeps its own states there
         own = _oriented(beside, route).target
         if states is not None:
             own = states.targets(route)
@@ -472,7 +474,7 @@ class InjectionEvaluation(Evaluation):
 
 
 def _oriented(batch: PairedBatch, route: Route) -> PanelBatch:
-    """A batch as a route reads it."""
+    """Return a batch in the direction that a route reads it."""
     if route.key == FORWARD:
         return PanelBatch(batch, batch.x, batch.y)
     return PanelBatch(batch, batch.y, batch.x)
@@ -484,12 +486,12 @@ def check_stored(
     """Raise unless checkpoints are of the models and site pairs of a run.
 
     Args:
-        stored: the checkpoints.
+        stored: checkpoints to check.
         present: the run's data module, by its `describe()`.
-        sites: its site pairs.
+        sites: site pairs of the run.
 
     Raises:
-        ValueError: names the checkpoint and what differs.
+        ValueError: they are not; the message names the checkpoint and what differs.
     """
     models, component = present["models"], present["component"]
     for bank in stored:

@@ -48,29 +48,29 @@ KINDS: tuple[type[Aligner], ...] = (
 )
 CLOSED_FORMS = {kind.__name__.lower(): kind for kind in KINDS}
 FLOORS = ("mean", "identity", "random_embedding")
-TASK_LOSS = "task loss"  # how stitching layers were fitted, in the column `fit`
+TASK_LOSS = "task loss"  # value of the column `fit` for stitching layers
 OF_STITCHING = (
     "models",
     "revisions",
     "masked_share",
     "sites",
-)  # options of `stitched_texts` that `pair_states` does not have
+)  # options of `stitched_texts` that `pair_states` lacks
 OF_TEXTS = (
     "text",
     "rows",
     "special_tokens",
     "max_length",
-)  # options that decide the types of rows
+)  # options that determine the types of rows
 
 
 class ClosedForms(Alignment):
-    """An alignment of closed forms only, without those that the fitting rows do not determine.
+    """An alignment of closed forms that leaves out those that the fitting rows do not determine.
 
-    `route_methods` tries these once more, and then says why they are missing.
+    `route_methods` tries these again, and reports why they are missing.
     """
 
     def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
-        """Fit what can be fitted."""
+        """Fit the closed forms that the rows determine."""
         self.moments = moments
         for fit in track(self.fits(), "Solving", disable=hidden(self._trainer)):
             try:
@@ -83,10 +83,10 @@ class Method(NamedTuple):
     """A way to make states for Y.
 
     Attributes:
-        name: in the report.
+        name: name in the report.
         role: method, floor or ceiling.
-        map: from source rows (S, N, d_x) and the batch that they are of to target rows (S, N, d_y).
-        inverse: from target rows to source rows; None: there is none.
+        map: maps source rows (S, N, d_x), given the batch that they come from, to target rows (S, N, d_y).
+        inverse: maps target rows to source rows; None: there is no inverse.
         about: what a report says of it.
         aligner: the map, if it is one.
     """
@@ -108,7 +108,7 @@ class Method(NamedTuple):
         *,
         turned: bool = False,
     ) -> Self:
-        """The method of an aligner; if `turned`, that of its inverse."""
+        """Make the method of an aligner; if `turned`, that of its inverse."""
         there: Callable[[Tensor], Tensor] = aligner
         back: Callable[[Tensor], Tensor] = aligner.inverse
         if turned:
@@ -123,7 +123,7 @@ class Method(NamedTuple):
         return cls(name, role, mapped, inverse, about, aligner)
 
     def outcome(self, site: int) -> str | None:
-        """How its training ended at a site pair; None if it was not trained."""
+        """Return how its training ended at a site pair; None if it was not trained."""
         training = self.about.get("training")
         if training is None:
             return None
@@ -131,7 +131,7 @@ class Method(NamedTuple):
 
 
 def first_moments(stored: Sequence[StoredBank]) -> tuple[RowKind, Moments]:
-    """The moments of the fitting rows of the first checkpoint that holds them, and the kind of these rows.
+    """Return the moments of the fitting rows from the first checkpoint that holds them, and the kind of these rows.
 
     Raises:
         ValueError: no checkpoint holds moments.
@@ -151,13 +151,13 @@ def route_methods(
     closed_form: Sequence[str],
     validation: Moments | None = None,
 ) -> tuple[list[Method], dict[str, str]]:
-    """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
+    """Return the maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
     Args:
-        route: from X into Y, or from Y into X.
-        stored: the checkpoints; closed forms are fitted to the moments of the first.
+        route: a route from X into Y, or from Y into X.
+        stored: checkpoints; closed forms are fitted to the moments of the first.
         closed_form: names out of `CLOSED_FORMS`.
-        validation: moments of validation rows from X to Y, by which ridges choose their strength.
+        validation: moments of validation rows from X to Y, which choose the strength of ridges.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
@@ -185,7 +185,7 @@ def route_methods(
 
 
 def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
-    """The maps of checkpoints in the direction of a route; a second one of a name becomes `name_2`."""
+    """Return the checkpoints' maps in the direction of a route; the second map of a name is called `name_2`."""
     methods: dict[str, Method] = {}
     for bank in stored:
         for name, (aligner, fitted) in _leading(bank, route).items():
@@ -204,7 +204,7 @@ def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
 
 
 def _leading(bank: StoredBank, route: str) -> dict[str, tuple[Aligner, str]]:
-    """The maps that lead this way, or whose inverse does: name -> map and the route that it was fitted on."""
+    """Return the maps that lead this way, or whose inverse does: name -> map and the route that it was fitted on."""
     maps = {}
     for name, aligner in bank.maps.get(route, {}).items():
         maps[name] = aligner, route
@@ -216,7 +216,7 @@ def _leading(bank: StoredBank, route: str) -> dict[str, tuple[Aligner, str]]:
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
-    """The name, or with the first number that makes it another: `name_2`."""
+    """Return the name if it is free, or else with the first number that makes it so: `name_2`."""
     free = name
     number = 2
     while free in taken:
@@ -226,10 +226,10 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
-    """The floors of a route on one kind of rows: mean, identity (of equal widths), states drawn at random.
+    """Build the floors of a route on one kind of rows: mean, identity (for equal widths), and random states.
 
     Args:
-        route: from X into Y.
+        route: the route from X into Y.
         moments: of the fitting rows of that kind, in the route's direction.
         seed: of the random states.
     """
@@ -250,12 +250,12 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
 
 
 def stored_kind(bank: StoredBank) -> RowKind:
-    """The kind of rows that the maps of a checkpoint were fitted on."""
+    """Return the kind of rows that the maps of a checkpoint were fitted on."""
     return RowKind(bank.data["rows"], bank.data["special_tokens"])
 
 
 def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
-    """Class, options, findings, `parameters` of one site, and how it was fitted; `turned`: its inverse is used."""
+    """Describe a map: class, options, findings, `parameters` of one site, fit; `turned`: its inverse is used."""
     return {
         "class": type(aligner).__name__,
         "options": aligner.options(),
@@ -270,10 +270,10 @@ def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
 
 
 def between_two_models(bank: StoredBank) -> StoredBank:
-    """A finished run as one between two models, X and Y, whose tokens were mapped.
+    """Return a finished run as one between two models, X and Y, whose tokens were mapped.
 
     Args:
-        bank: of `train.py fit`, which is returned as it is, or of `train.py stitch`.
+        bank: bank of `train.py fit`, which is returned as it is, or of `train.py stitch`.
 
     Raises:
         ValueError: layers were trained between more or fewer than two models, or the file is a whole universe.
@@ -304,7 +304,7 @@ def between_two_models(bank: StoredBank) -> StoredBank:
 
 
 def _config_of_two(bank: StoredBank) -> dict[str, Any]:
-    """The options of `pair_states` that name the models and sites of stitching layers, and all others."""
+    """Split the options of stitching layers into those of `pair_states` that name models and sites, and all others."""
     config = dict(bank.data_config)
     names = config["models"]
     revisions = config["revisions"] or [None] * len(names)
@@ -318,15 +318,15 @@ def _config_of_two(bank: StoredBank) -> dict[str, Any]:
 
 
 def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
-    """The types that were among the fitting rows of at least one checkpoint.
+    """Return the types that were among the fitting rows of at least one checkpoint.
 
     Args:
-        stored: the checkpoints. Stitching layers, which are trained on whole texts, have seen the run's types if their
+        stored: checkpoints. Stitching layers, which are trained on whole texts, have seen the run's types if their
             texts are the run's.
         data: the data module of the run.
 
     Returns:
-        The types, of kind None where those of some checkpoint are unknown or of another kind.
+        The types; their kind is None if the types of a checkpoint are unknown or of another kind.
     """
     unknown = SeenTypes(None, frozenset())
     present = data.config()
@@ -344,7 +344,7 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
 
 
 def _same_texts(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two data modules make the same rows of the same texts, by their options."""
+    """Tell whether two data modules make the same rows of the same texts, judging by their options."""
     return [then[name] for name in OF_TEXTS] == [now[name] for name in OF_TEXTS]
 
 
@@ -354,7 +354,7 @@ def _same_texts(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def fitted_maps(
     bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
 ) -> Maps:
-    """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
+    """Return the maps of a finished run on the routes of this one, unchanged: route key -> name -> bank.
 
     Maps of `train.py fit` belong to the routes between the first two models.
 
@@ -375,7 +375,7 @@ def fitted_maps(
 def fitted_layers(
     bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
 ) -> Maps:
-    """Copies of a finished run's maps that can be trained on, named `name_stitched`: see `_trainable`.
+    """Return trainable copies of a finished run's maps, named `name_stitched`; see `_trainable`.
 
     Raises:
         ValueError: as in `fitted_maps`.
@@ -397,7 +397,7 @@ def fitted_layers(
 
 
 def _trainable(aligner: Aligner, bank: StoredBank, route: str) -> Aligner | None:
-    """A copy to train on: of a linear closed form an affine layer; None of another closed form."""
+    """Return a copy to train on: an affine layer for a linear closed form; None for another closed form."""
     if not aligner.closed_form:
         return copy.deepcopy(aligner).requires_grad_(True).train()
     if not isinstance(aligner, Affine):

@@ -65,14 +65,14 @@ def text_totals(
     mean_source: Tensor | None,
     mean_target: Tensor,
 ) -> Sums:
-    """What the errors of all methods are divided by: those of `ERRORS` that need no map, each (S, B).
+    """Return the divisors of all methods' errors: those of `ERRORS` that need no map, each (S, B).
 
     Args:
         rows: which text each row belongs to.
-        source: (S, N, d_x) what is mapped.
-        target: (S, N, d_y) what it should be mapped to.
-        mean_source: (S, d_x) mean of the source on the fitting rows; None: nothing is said of inverses.
-        mean_target: (S, d_y) that of the target.
+        source: (S, N, d_x) rows that are mapped.
+        target: (S, N, d_y) rows that they should be mapped to.
+        mean_source: (S, d_x) mean of the source on the fitting rows; None: inverses are not measured.
+        mean_target: (S, d_y) mean of the target on the fitting rows.
     """
     total = squared_distances(target, mean_target[:, None])
     back = torch.full_like(total, torch.nan)
@@ -89,16 +89,16 @@ def text_totals(
 def text_errors(
     rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inverse: Inverse | None
 ) -> Sums:
-    """How far mapped rows are from the target's, and the inverse's from the source: the other `ERRORS`, each (S, B).
+    """Measure how far mapped rows are from the target's, and inverted ones from the source: `ERRORS`, each (S, B).
 
-    Without an inverse, what is said of it is NaN. An inverse that is not finite is infinitely far off.
+    Without an inverse, its errors are NaN. An inverse that is not finite has infinite errors.
 
     Args:
         rows: which text each row belongs to.
-        source: (S, N, d_x) what was mapped.
-        target: (S, N, d_y) what it should be mapped to.
-        mapped: (S, N, d_y) what it was mapped to.
-        inverse: from target rows to source rows.
+        source: (S, N, d_x) rows that were mapped.
+        target: (S, N, d_y) rows that they should be mapped to.
+        mapped: (S, N, d_y) rows that they were mapped to.
+        inverse: maps target rows to source rows.
     """
     squares = squared_errors(mapped, target)
     cosine = cosine_similarity(mapped.double(), target.double(), dim=-1)
@@ -121,13 +121,13 @@ def text_errors(
 
 
 def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
-    """The largest over the rows of each text of a batch: (S, N) -> (S, B)."""
+    """Return the largest value over the rows of each text of a batch: (S, N) -> (S, B)."""
     zeros = values.new_zeros(len(values), rows.texts)
     return zeros.scatter_reduce(1, rows.owner.expand_as(values), values, "amax")
 
 
 def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
-    """Columns of `ERROR_COLUMNS` over all held-out texts.
+    """Return the `ERROR_COLUMNS` over all held-out texts.
 
     Args:
         table: quantity -> (methods, S, texts).
@@ -159,15 +159,15 @@ def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
 
 
 class PanelBatch(NamedTuple):
-    """What a panel is given of a batch.
+    """What a panel gets of a batch.
 
     Attributes:
-        batch: with `rows`, and the `texts` that they are of.
-        source: (S, N, d_x) what is mapped.
-        target: (S, N, d_y) Y's own states there; None: they were not read.
-        task: what is asked; None: nothing is injected.
-        injected: (S, N', d_x) the source's states on the inputs of `task` where these are others, as masked ones are.
-        beside: with far rows where they are left out of `batch`, or without where they are kept; None: there are none.
+        batch: the batch, with its `rows` and the `texts` that they come from.
+        source: (S, N, d_x) rows to map.
+        target: (S, N, d_y) Y's own states at the same places; None: they were not read.
+        task: the task of the target; None: nothing is injected.
+        injected: (S, N', d_x) the source's states on the inputs of `task`, if these differ, as masked ones do.
+        beside: the batch with far rows if `batch` leaves them out, or without if it keeps them; None: there are none.
         own: (S, N', d_y) the target's own states on the inputs of `task`, if it keeps them at the far rows of `beside`.
     """
 
@@ -188,12 +188,12 @@ class Panel(nn.Module):
         methods: floors and maps.
         texts: number of held-out texts.
         seed: of the resampling of texts.
-        kind: of the rows, as a report writes it.
-        means: (S, d_x) and (S, d_y) means of the fitting rows of this kind. Without that of Y no errors are measured;
-            without that of X nothing is said of inverses.
+        kind: kind of the rows, as a report writes it.
+        means: (S, d_x) and (S, d_y) means of the fitting rows of this kind. Without Y's mean no errors are measured;
+            without X's mean, none of inverses.
         behaviour: puts mapped states into the target; None: only errors are measured.
-        others: number of texts of another source.
-        retrieval: draws rows on which maps are scored by retrieval; None: they are not.
+        others: number of texts from another source.
+        retrieval: draws rows on which maps are scored by retrieval; None: no retrieval.
         far_rows: `data.far_rows`, where errors are measured.
     """
 
@@ -235,11 +235,13 @@ class Panel(nn.Module):
         self._make_tables(others)
 
     def _make_tables(self, others: int) -> None:
-        """What is summed up over the batches."""
+        """Make the tables of sums over the batches."""
         scored = []
         if self.mean_target is not None:
             scored += ERRORS
-        self.answers = list[str]()  # what needs no site, as often as it is drawn
+        self.answers = list[
+            str
+        ]()  # methods that need no site, one for each time they are drawn
         if self.behaviour is not None:
             scored += self.behaviour.scored
             for name in self.behaviour.whole:
@@ -258,9 +260,9 @@ class Panel(nn.Module):
         """Score every method at every site on one batch.
 
         Args:
-            read: of the batch.
-            natives: what each model that knows the task answers by itself, where states are injected.
-            each: goes through the methods, and shows how far it is.
+            read: what was read of the batch.
+            natives: own answers of each model that knows the task, where states are injected.
+            each: iterates over the methods, and shows the progress.
         """
         text = read.batch.texts.text
         self._count(text, read.batch.rows)
@@ -281,14 +283,14 @@ class Panel(nn.Module):
             self._update_beside(read.beside)
 
     def _count(self, text: Tensor, rows: Rows) -> None:
-        """Count the rows of each text, and those of unseen types."""
+        """Count the rows of each text, and the rows of unseen types."""
         ones = torch.ones(1, 1, len(rows), device=text.device)
         counts = per_text_sums(ones, rows)
         unseen = per_text_sums(of_unseen(ones, rows), rows)
         self.lengths.update(text, {"rows": counts, "unseen": unseen})
 
     def _totals(self, read: PanelBatch) -> Sums:
-        """What the errors of all methods are divided by; nothing if none are measured. Draws rows for retrieval."""
+        """Return the divisors of all methods' errors, empty if no errors are measured. Draws rows for retrieval."""
         if self.mean_target is None or read.target is None:
             return {}
         source, target, rows = read.source, read.target, read.batch.rows
@@ -300,7 +302,7 @@ class Panel(nn.Module):
     def _scored(
         self, method: Method, read: PanelBatch, totals: Sums, natives: Natives
     ) -> Sums:
-        """What a method scores on one batch: its errors, and what the target does with its states."""
+        """Score a method on one batch: its errors, and the target's answers with its states."""
         mapped = method.map(read.source, read.batch)
         sums = dict(totals)
         if read.target is not None and totals:
@@ -321,7 +323,7 @@ class Panel(nn.Module):
         return sums | self.behaviour.injected(read.task, mapped, native)
 
     def _update_beside(self, read: PanelBatch) -> None:
-        """Add the errors on the rows that stand beside those that count."""
+        """Add the errors on the batch with or without far rows, the counterpart of the one that counts."""
         target = cast(Tensor, read.target)
         for method, errors in zip(self.methods, self.far_errors, strict=True):
             mapped = method.map(read.source, read.batch)
@@ -330,7 +332,7 @@ class Panel(nn.Module):
     def update_squares(
         self, split: str, read: PanelBatch, each: EachMethod = iter
     ) -> None:
-        """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
+        """Measure the squared errors of every method and site on a batch of another source, or of the fitting texts."""
         target = cast(Tensor, read.target)
         mean = cast(Tensor, self.mean_target)
         parts = []
@@ -352,7 +354,7 @@ class Panel(nn.Module):
     # ------------------------------------------------------------------ after
 
     def rows(self, quiet: bool = True) -> list[Row]:
-        """One row for every method and site, after those of what needs no site; unless `quiet`, show how far it is."""
+        """Return a row for every method and site, after those that need no site; show progress unless `quiet`."""
         about = self._about()
         table = self.scores.compute()
         columns: Columns = {}
@@ -373,7 +375,7 @@ class Panel(nn.Module):
         return [about | row for row in rows]
 
     def _about(self) -> Row:
-        """The columns that all rows have in common."""
+        """Return the columns that all rows have in common."""
         counts = self.lengths.compute()
         unseen = counts["unseen"].sum()
         return {
@@ -392,7 +394,7 @@ class Panel(nn.Module):
         }
 
     def _native(self, whole: Sums) -> Sums:
-        """What the target does by itself, text by text; the answers of both models are kept."""
+        """Score the target's own answers, text by text; the answers of both models are kept."""
         own = {
             "native_x": self.route.source.name,
             "native_y": self.route.target.name,
@@ -408,7 +410,7 @@ class Panel(nn.Module):
         return {quantity: values[target, 0] for quantity, values in whole.items()}
 
     def _rows_without_sites(self, columns: Columns) -> Iterator[Row]:
-        """A row for each ceiling and floor that needs no site."""
+        """Return a row for each ceiling and floor that needs no site."""
         places: dict[str, list[int]] = {}
         for place, name in enumerate(self.answers):
             places.setdefault(name, []).append(place)
@@ -418,7 +420,7 @@ class Panel(nn.Module):
             yield _row(name, role, (None, None), {}, found)
 
     def _rows_of_sites(self, columns: Columns, overflows: Tensor) -> Iterator[Row]:
-        """A row for each method and site pair."""
+        """Return a row for each method and site pair."""
         pairs = self.route.pairs
         for place, method in enumerate(self.methods):
             reduced = reduced_mse(method.aligner, len(pairs))
@@ -431,7 +433,7 @@ class Panel(nn.Module):
                 yield _row(method.name, method.role, pair, about, found)
 
     def _errors(self, table: Sums, rows: int) -> Columns:
-        """The columns of the held-out rows, of other texts, and of the fitting rows, each (methods, S)."""
+        """Return the columns of errors on held-out rows, other texts, and fitting rows, each (methods, S)."""
         width = self.route.target.width
         columns = error_columns(table, rows, width, self.seed)
         if self.elsewhere.update_called:
@@ -447,7 +449,7 @@ class Panel(nn.Module):
         return columns | far_columns(self.far_rows, far, columns["fvu"])
 
     def _fitting_columns(self, width: int) -> Columns:
-        """The columns of the fitting rows."""
+        """Return the columns of the fitting rows."""
         sites = len(self.route.pairs)
         means = self.fitting.compute().cpu()
         squares = means[:-sites].view(-1, sites)
@@ -457,7 +459,7 @@ class Panel(nn.Module):
         return dict(zip(FITTING, figures, strict=True))
 
     def _retrieval(self, quiet: bool) -> Columns:
-        """The columns of retrieval, each (methods, S); NaN of a floor that is no map."""
+        """Return the columns of retrieval, each (methods, S); NaN for a floor that is no map."""
         if self.retrieval is None:
             return {}
         drawn = self.retrieval.end()
@@ -475,7 +477,7 @@ class Panel(nn.Module):
 
 
 def _own_where_far(mapped: Tensor, own: Tensor, far: Tensor) -> Tensor:
-    """Mapped rows, all or those that are not far, with the target's own states (S, N, d_y) at far rows (N,)."""
+    """Put the target's own states (S, N, d_y) at far rows (N,), among all rows mapped or only near ones."""
     own = own.to(mapped.dtype)
     if mapped.shape[1] == own.shape[1]:
         return own.where(far[:, None], mapped)
@@ -484,7 +486,7 @@ def _own_where_far(mapped: Tensor, own: Tensor, far: Tensor) -> Tensor:
 
 
 def _overflows(table: Sums) -> Tensor:
-    """Where something that a method gives is not finite, (methods, S)."""
+    """Return where some output of a method is not finite, (methods, S)."""
     overflows = torch.tensor(False)
     for name in ("loss", "squares"):
         if name in table:
@@ -502,7 +504,7 @@ def _row(
     about: Mapping[str, Any],
     found: Row,
 ) -> Row:
-    """The columns of a method at a site pair; null where nothing was found."""
+    """Return the columns of a method at a site pair; null where there is no figure."""
     site_x, site_y = pair
     row = {"method": name, "role": role, "site_x": site_x, "site_y": site_y}
     for column in METHOD_COLUMNS:
@@ -512,7 +514,7 @@ def _row(
 
 
 def _over_draws(columns: Columns, draws: list[int]) -> Row:
-    """One row's figures: of several draws the mean, whose interval ends at the least and the largest of them."""
+    """Return one row's figures: of several draws the mean, with an interval from the least to the largest."""
     if len(draws) == 1:
         return _figures(columns, draws[0], 0)
     found: Row = {
@@ -531,5 +533,5 @@ def _over_draws(columns: Columns, draws: list[int]) -> Row:
 
 
 def _figures(columns: Columns, method: int, site: int) -> Row:
-    """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
+    """Return the figures of one row; null where a figure does not apply or, as `overflow` then says, is not finite."""
     return {name: finite(column[method, site]) for name, column in columns.items()}

@@ -1,4 +1,4 @@
-"""Routes: from which model into which, at which site pairs; which are impossible, and what their targets are asked."""
+"""Routes: from which model into which, at which site pairs; which routes are impossible, and the targets' task."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Routes = Literal["all", "different", "forward"]
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """From which model into which, and where.
+    """Which model is read, which model is run from its states, and at which site pairs.
 
     Attributes:
         key: numbers of the two models in the run, `0_1`.
@@ -44,12 +44,12 @@ class Route:
 
     @property
     def name(self) -> str:
-        """As a report writes it."""
+        """The name in a report."""
         return f"{self.source.name} → {self.target.name}"
 
     @property
     def same(self) -> bool:
-        """Whether a model is stitched to itself, the baseline that tells optimisation from difference."""
+        """Whether a model is stitched to itself, a baseline that separates optimisation from difference."""
         return self.source is self.target
 
     @property
@@ -73,7 +73,7 @@ class Route:
 
 
 def targets_of(routes: Iterable[Route]) -> list[FrozenModel]:
-    """The targets of routes, each once."""
+    """Return the targets of routes, each once."""
     return list(dict.fromkeys(route.target for route in routes))
 
 
@@ -83,13 +83,13 @@ def build_routes(
     wanted: Routes,
     component: Component = "residual",
 ) -> list[Route]:
-    """The routes between models, none of them twice.
+    """Build the routes between models, each once.
 
     Args:
-        models: in the order of the run; one that is named twice is one object, and a route to it leads to itself.
-        sites: as the user wrote them.
-        wanted: `all`: every ordered pair, each model to itself among them; `different`: without those; `forward`: from
-            the first model into each other one.
+        models: models in the order of the run; a model named twice is one object, and a route to it leads to itself.
+        sites: sites as the user wrote them.
+        wanted: `all`: every ordered pair, including each model with itself; `different`: only pairs of different
+            models; `forward`: from the first model into each other one.
         component: what is read and replaced at a site.
 
     Raises:
@@ -111,10 +111,10 @@ def build_routes(
 
 
 def route_numbers(count: int, wanted: Routes) -> list[tuple[int, int]]:
-    """The numbers of source and target of each route between so many models: different models first.
+    """Return the numbers of source and target of each route between so many models: different models first.
 
     Raises:
-        ValueError: `wanted` is none of those that `build_routes` has.
+        ValueError: `wanted` is not an option of `build_routes`.
     """
     check_known(get_args(Routes), routes=wanted)
     if wanted == "forward":
@@ -133,13 +133,13 @@ def check_routes(
     allow_mixed: bool,
     gradients: bool,
 ) -> None:
-    """Raise if a route cannot be stitched, or would measure something else.
+    """Raise if a route cannot be stitched, or if its loss would mean something else.
 
     Args:
         routes: of the run.
         labels: (n,) classes of the held-out texts; None: they have none.
         source: name of the texts, for messages.
-        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
+        allow_mixed: allow routes from a model that sees the next token to one that must predict it.
         gradients: whether gradients must pass through the targets.
 
     Raises:
@@ -171,7 +171,7 @@ def check_routes(
         if why is not None:
             raise UserError(
                 f"{why}: a low loss would mean nothing. Stitch models of one kind, or set `allow_mixed` to true if "
-                "this is what you want to measure."
+                "you want to measure this anyway."
             )
 
 
@@ -184,23 +184,23 @@ def _check_head(target: FrozenModel) -> None:
         )
     if target.regression:
         raise UserError(
-            f"A penalty is in nats, of a classifier or of a language model, but the head of {target.name} predicts "
-            "a number. Evaluate it with `evaluate.py inject`."
+            f"A penalty is in nats, so it needs a classifier or a language model, but the head of {target.name} "
+            "predicts a number. Evaluate it with `evaluate.py inject`."
         )
 
 
 def gives_answers(source: FrozenModel, target: FrozenModel) -> str | None:
-    """Why states of a model would give a next-token head its answers, as a sentence without its full stop; or None."""
+    """Say, without full stop, why a model's states would give away a next-token head's answers; or return None."""
     if target.task != "causal" or source.causal:
         return None
     return (
         f"{source.name} sees the whole text (when the last token of a text changes, the states before it move), and "
-        f"would give {target.name} the tokens that it should predict"
+        f"would reveal to {target.name} the tokens that it should predict"
     )
 
 
 def paired_routes(data: PairedActivations, *, both_directions: bool) -> list[Route]:
-    """The routes between the two models of a data module: from X into Y, and back."""
+    """Return the routes between the two models of a data module: from X into Y, and back."""
     x, y = data.reader.model_x, data.reader.model_y
     pairs = tuple(data.reader.sites)
     routes = [Route(FORWARD, x, y, pairs, data.component)]
@@ -212,14 +212,14 @@ def paired_routes(data: PairedActivations, *, both_directions: bool) -> list[Rou
 
 @dataclass(frozen=True)
 class InjectedTask:
-    """What the held-out texts ask of the targets of routes, and of the sources that know the task.
+    """The task that the held-out texts set for the targets of routes, and for sources that know it.
 
     Attributes:
         not_injected: for each route why states cannot be put into its target, or None.
-        answering: the models that can be asked.
-        labels: each classifier among them, and which of its classes stands for which of the texts'.
-        asked: what is scored; None where nothing is asked.
-        targets_of: makes the targets of texts; None likewise.
+        answering: models that can be asked.
+        labels: for each classifier among them, which of its classes stands for which class of the texts.
+        asked: the scored task; None where nothing is asked.
+        targets_of: makes the targets of texts; None where nothing is asked.
     """
 
     not_injected: dict[Route, str | None]
@@ -242,7 +242,7 @@ class InjectedTask:
         Args:
             data: the texts, and the models, which are loaded now.
             routes: between its models; the task is that of the first target that can be injected into.
-            masked_share: share of the tokens that a masked language model has to predict.
+            masked_share: share of the tokens that a masked language model must predict.
             seed: of the random floors.
 
         Raises:
@@ -278,7 +278,7 @@ class InjectedTask:
 def _no_injection(
     route: Route, data: PairedActivations, injected: Sequence[Route]
 ) -> str | None:
-    """Why states cannot be put into the target of a route, if they are on some routes before it; or None."""
+    """Say why states cannot be put into the target of a route, given the routes before it; or return None."""
     source, target = route.source, route.target
     labels, text = data.split("test").labels, data.text.source
     classifies = target.task == "classification"

@@ -1,1 +1,1 @@
-"""What changed between two models that read the same text: their function, their states site by site, their weights."""
+"""What changed between two models that read the same text: their answers, their states site by site, their weights."""

@@ -50,8 +50,8 @@ RIDGES = (
     1e-5,
     1e-3,
     1e-1,
-)  # of least squares, from which rows choose; exact maps want none
-ROWS = 2  # fitting rows that a map takes for each dimension
+)  # ridges of the linear map, out of which the rows choose; exact maps need none
+ROWS = 2  # fitting rows that a map needs for each dimension
 KINDS: dict[str, type[Affine]] = {
     "permutation": Permutation,
     TURNED: Procrustes,
@@ -62,8 +62,8 @@ COSTLY = 8  # sites at which OLD's states are put into NEW
 ENDS = (
     "first",
     "most",
-)  # of a verdict: numbers of site pairs, in its report sites of NEW
-EXACT = 1e-13  # nats, or a squared difference of cosines: what float64 makes of equal answers
+)  # of a verdict: numbers of site pairs, which its report turns into sites of NEW
+EXACT = 1e-13  # nats, or a squared difference of cosines: the float64 rounding error of equal answers
 
 OFF = "weights off by {} rounding"  # a variant of OLD
 
@@ -76,11 +76,12 @@ class Compared(NamedTuple):
     """What a comparison found.
 
     Attributes:
-        verdict: what has changed, from the figures.
-        meta: what holds for all rows, as plain values: the verdict, precision, floors, function, what was left out.
-        rows: one for each site pair and map: what it leaves, floor and tolerance, and what OLD's states in NEW cost.
+        verdict: what has changed, judged by the figures.
+        meta: what holds for all rows, as plain values: the verdict, precision, floors, answers, what was left out.
+        rows: one row for each site pair and map: the unexplained variance, floor and tolerance, and the cost of OLD's
+            states in NEW.
         report_tables: `function`, `weights`, `floors`, `texts`, `tokens`, `types` and `directions`.
-        vectors: site of NEW -> (k, d) directions of the residual there, of unit length, by their share.
+        vectors: site of NEW -> (k, d) directions of the residual there, of unit length, in order of their share.
     """
 
     verdict: Verdict
@@ -94,27 +95,27 @@ class Compared(NamedTuple):
 class Comparison:
     """Compares NEW with OLD in three passes over texts: to fit maps, to measure, and to look at what is left.
 
-    A figure counts as changed where it exceeds `verdict.TIMES` times its floor: what OLD differs from itself in another
-    batch, under other padding, with its weights off by a rounding of float32 and, if NEW is stored in a coarser
-    precision, with its weights rounded likewise. For a rotation or a linear map, whose coordinates round in their own
-    way, OLD is also measured with its weights off by that precision's rounding at random.
+    A figure counts as changed where it exceeds `verdict.TIMES` times its floor. The floor is how much OLD differs from
+    itself in another batch, with other padding, with float32 rounding errors in its weights and, if NEW is stored in a
+    coarser precision, with weights rounded to it. Rotated or linearly mapped coordinates round differently. For such
+    maps, OLD is also measured with random errors of that precision in its weights.
 
     Args:
         old: the model as it was.
         new: the model as it is.
-        fit: texts that maps are fitted on, tokenised for both.
+        fit: texts that maps are fitted on, tokenised for both models.
         held: other texts, on which everything is measured.
-        texts: these as text: a `datasets.Dataset`.
+        texts: the held-out texts as text: a `datasets.Dataset`.
         pairs: site pairs (of OLD, of NEW).
-        kind: of the rows.
-        labelled: whether the texts have labels that both classifiers are asked for.
-        maps: closed forms out of `MAPS`; none: nothing is fitted.
-        further: name -> a fitted map from rows of OLD (S, N, d) to those of NEW, which is measured, too.
-        costs: on how many held-out texts OLD's states are put into NEW, at `COSTLY` sites; 0: on none.
-        most: texts that are read of each kind, the first ones; default: all.
+        kind: kind of the rows.
+        labelled: whether the texts have labels that both classifiers should predict.
+        maps: closed forms out of `MAPS`; if empty, nothing is fitted.
+        further: name -> a fitted map from rows of OLD (S, N, d) to those of NEW, which is also measured.
+        costs: number of held-out texts on which OLD's states are put into NEW, at `COSTLY` sites; 0: none.
+        most: most texts of each kind to read, from the first on; default: all.
         batch_size: texts that are read together.
-        seed: of masks, of the batches' order, and of the resampling of texts.
-        track: shows how far a pass is.
+        seed: seed of masks, of the batches' order, and of the resampling of texts.
+        track: shows the progress of a pass.
 
     Raises:
         ValueError: too few texts for the maps, no rows in common, or an option is out of its range.
@@ -159,13 +160,13 @@ class Comparison:
         }
         for name, model in changed.items():
             self.variants[name] = Reader(model, 0, sites[0], self.kind)
-        # Which count for other coordinates alone.
+        # Variants that count only for other coordinates.
         coarsest = OFF.format(self.precision)
         coarse = self.precision != "float32"
         self.loose = {name: coarse and name == coarsest for name in self.variants}
 
     def _changed_weights(self) -> dict[str, FrozenModel]:
-        """OLD with its weights rounded in other ways, as a change of format may leave them."""
+        """Return OLD with its weights rounded in other ways, as a change of format may round them."""
         old, stored = self.old, self.precision
         changed = {
             OFF.format("float32"): precision.saved_elsewhere(old, "float32", self.seed)
@@ -198,8 +199,8 @@ class Comparison:
             )
         if not all(counts):
             raise UserError(
-                f"Expected texts with rows that {self.old.name} and {self.new.name} have in common, but got none. Give "
-                "texts of words that both read."
+                f"Expected texts with rows that {self.old.name} and {self.new.name} have in common, but got none. "
+                "Give texts with words that both models can read."
             )
         needed, given = (
             ROWS * max(self.old.width, self.new.width),
@@ -213,7 +214,7 @@ class Comparison:
             )
 
     def _batches(self, texts: TokenisedTexts) -> list[list[int]]:
-        """Texts of similar length together, the batches in a random order."""
+        """Batch texts of similar length, the batches in random order."""
         order = (
             texts.lengths[: self.most]
             .argsort(descending=True, stable=True)
@@ -226,7 +227,7 @@ class Comparison:
 
     @torch.no_grad()
     def run(self) -> Compared:
-        """Compare, and return what was found."""
+        """Compare the models, and return the findings."""
         metric = MomentsMetric(len(self.pairs), self.old.width, self.new.width)
         for places in self.track(self._batches(self.fit), "Reading moments"):
             metric.update(*self._both(self.fit[places]))
@@ -246,11 +247,11 @@ class Comparison:
         return self._found(sums)
 
     def _both(self, batch: TextBatch) -> list[Tensor]:
-        """Rows of OLD and of NEW at all site pairs."""
+        """Read the rows of OLD and of NEW at all site pairs."""
         return [reader(batch)[0].to(self.old.device) for reader in self.readers]
 
     def _fit(self, moments: Moments) -> tuple[dict[str, Map], dict[str, str]]:
-        """Solve the closed forms in float64; those that cannot be are left out, with the reason."""
+        """Solve the closed forms in float64; leave out those that have no solution, with the reason."""
         fitted: dict[str, Map] = (
             {AS_IS: lambda x: x} if self.old.width == self.new.width else {}
         )
@@ -268,17 +269,17 @@ class Comparison:
         return fitted, refused
 
     def _mapped(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Each map's rows (S, N, d_y), in float64, of OLD's (S, N, d_x)."""
+        """Map OLD's rows (S, N, d_x) by each map, to (S, N, d_y) in float64."""
         for name, map_ in self.fitted.items():
             yield name, map_(rows.double())
         for name, map_ in self.further.items():
             yield name, map_(rows).double()
 
     def measure(self, batch: TextBatch, *, costs: bool) -> Sums:
-        """What is added up of a batch of held-out texts, (..., B) by name, in float64 on the CPU.
+        """Return the sums over a batch of held-out texts, (..., B) by name, in float64 on the CPU.
 
         Args:
-            batch: on the CPU.
+            batch: a batch on the CPU.
             costs: whether OLD's states are also put into NEW.
         """
         task = self.asked.of(batch)
@@ -299,7 +300,7 @@ class Comparison:
             of_units |= answer_sums(self.asked, task, own, theirs)
         elif (
             own is not None
-        ):  # without a head: compared at the end with those of all texts
+        ):  # without a head: compared at the end, together with those of all texts
             sums = {"old": own.T, "new": theirs.T}
         for name, reader in self.variants.items():
             again, answers = reader(batch, self.asked, task)
@@ -316,12 +317,12 @@ class Comparison:
             for name, values in of_units.items():
                 sums[name] = per_text_sums(values, targets)
             if costs and self.kind == RowKind("tokens") and self.new.task != "masked":
-                # masks would be other states
+                # masks would change the states
                 sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)
         return {name: values.double().cpu() for name, values in sums.items()}
 
     def _far(self, batch: TextBatch) -> tuple[Tensor, Tensor] | None:
-        """Measure errors with far rows, too, where some are left out; what NEW keeps there, as for `_costs`."""
+        """Measure errors with far rows too, where some were left out; return NEW's own states there for `_costs`."""
         far = batch.far.get(self.kind)
         if far is None:
             return None
@@ -330,7 +331,7 @@ class Comparison:
         return y.to(self.new.device), (~far).nonzero()[:, 0]
 
     def _add_far_errors(self, x: Tensor, y: Tensor) -> None:
-        """Add the errors on all rows, where some are left out as far from all others."""
+        """Add the errors on all rows, where far ones were left out."""
         for name, mapped in self._mapped(x):
             if name not in self.far_errors:
                 self.far_errors[name] = FarErrors(self.means[1][:, 0]).to(y.device)
@@ -343,15 +344,17 @@ class Comparison:
         own: Tensor,
         kept: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
+        """Measure what OLD's states cost NEW, by each map: KL from NEW's own answers, and loss, (2, M, S, B).
 
-        NaN at the sites between `COSTLY` evenly spaced ones: every site is half a pass for every map.
+        Only `COSTLY` evenly spaced sites are measured, as each takes half a forward pass for every map; the others are
+        NaN.
 
         Args:
-            task: what it is asked, with its inputs.
-            rows: (S, N, d) of OLD.
-            own: (U, C) what it answers by itself.
-            kept: its own states of all tokens, (S, N', d), and the numbers of those that others replace; None: all.
+            task: the question to NEW, with its inputs.
+            rows: (S, N, d) rows of OLD.
+            own: (U, C) NEW's own logits.
+            kept: NEW's own states of all tokens, (S, N', d), and the numbers of those to replace; None: all are
+                replaced.
         """
         native = unit_losses(own, task.targets)
         count = len(self.pairs)
@@ -369,7 +372,9 @@ class Comparison:
                 logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
                 answers = chosen(logits, task.targets, self.new.class_map)
                 loss = (unit_losses(answers, task.targets) - native).double()
-                if not self.asked.scored:  # without right answers it means nothing
+                if (
+                    not self.asked.scored
+                ):  # without right answers, a loss has no meaning
                     loss = loss * torch.nan
                 found.append(torch.stack([divergences(own, answers), loss]))
         costs = per_text_sums(
@@ -405,14 +410,14 @@ class Comparison:
         return Compared(verdict, self._meta(verdict, weights), rows, tables, vectors)
 
     def _variant_floors(self, sums: Sums) -> dict[str, list[float]]:
-        """How much of OLD's variance each of its variants misses, at each site pair."""
+        """Return the share of OLD's variance that each of its variants misses, at each site pair."""
         total = sums["total of old"].sum(-1)
         return {name: (sums[name].sum(-1) / total).tolist() for name in self.variants}
 
     def _map_floors(
         self, of_variants: Mapping[str, Sequence[float]]
     ) -> dict[str, list[float]]:
-        """The floor of each map at each site pair: the largest of the variants that count for it."""
+        """Return the floor of each map at each site pair: the largest over the variants that count for the map."""
         every = list(of_variants.values())
         strictly = [
             values for name, values in of_variants.items() if not self.loose[name]
@@ -425,7 +430,7 @@ class Comparison:
         return floors
 
     def _rows(self, sums: Sums, floors: Mapping[str, Sequence[float]]) -> list[Row]:
-        """The rows of the report, with the errors on all rows where some are left out."""
+        """Return the rows of the report, with the errors on all rows where some were left out."""
         places = []
         for i, j in self.pairs:
             names = {"model_x": self.old.name, "model_y": self.new.name}
@@ -462,7 +467,7 @@ class Comparison:
         )
 
     def _meta(self, verdict: Verdict, weights: Sequence[Row]) -> dict[str, Any]:
-        """What holds for all rows."""
+        """Return what holds for all rows of the report."""
         fields = verdict._asdict()
         for name in ENDS:
             if fields[name] is not None:
@@ -487,7 +492,7 @@ class Comparison:
         }
 
     def _residuals(self, verdict: Verdict) -> list[Residuals]:
-        """What the best map leaves at the first site that has changed and at the one that has most, row by row."""
+        """Return what the best map leaves unexplained of each row, at the first changed site and the most changed."""
         map_ = self.fitted.get(verdict.map or LINEAR)
         if map_ is None and self.fitted:
             map_ = list(self.fitted.values())[-1]
@@ -496,7 +501,7 @@ class Comparison:
             return []
         tokenizer = cast(Any, self.old.tokenizer)
         states, texts, tokens = [], [], []
-        for numbers in self.track(self._batches(self.held), "Looking at what is left"):
+        for numbers in self.track(self._batches(self.held), "Examining the residual"):
             batch = self.held[numbers]
             rows = self.readers[0].rows_of(batch)
             x, y = self._both(batch)
@@ -528,12 +533,12 @@ class Comparison:
 def site_rows(
     sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequence[Row], seed: int
 ) -> list[Row]:
-    """A row for each map and site pair: its FVU, the floor and the tolerance, and what OLD's states in NEW cost.
+    """Make a row for each map and site pair: FVU, its floor and tolerance, and the cost of OLD's states in NEW.
 
     Args:
-        sums: of the held-out texts.
+        sums: sums over the held-out texts.
         floors: map -> its floor at each site pair.
-        places: columns of each site pair.
+        places: columns that describe each site pair.
         seed: of the resampling of texts.
     """
     rows, total = [], sums["total"]
@@ -561,12 +566,12 @@ def site_rows(
 def function_of(
     sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: int
 ) -> list[Row]:
-    """Whether two models answer alike: what differs, with its interval, beside the floor; nothing if not compared.
+    """Compare the answers of two models: each difference with its interval and floor; empty if nothing is compared.
 
     Args:
-        sums: of the held-out texts.
-        asked: what the models answer.
-        variants: of OLD -> whether it counts for other coordinates alone.
+        sums: sums over the held-out texts.
+        asked: the question to both models.
+        variants: variant of OLD -> whether it counts only for other coordinates.
         seed: of the resampling of texts.
     """
     if asked.what is None:
@@ -602,7 +607,7 @@ Answered = tuple[
 
 
 def _answers_compared(sums: Sums, asked: Asked, variants: Sequence[str]) -> Answered:
-    """Of models with heads: their answers, unit by unit."""
+    """Compare the answers of models with heads, unit by unit."""
     units = sums["units"]
     quantities = {"difference": sums["kl"], "agreement": sums["agree"]}
     if asked.scored:
@@ -616,7 +621,7 @@ def _answers_compared(sums: Sums, asked: Asked, variants: Sequence[str]) -> Answ
 
 
 def _cosines_compared(sums: Sums, variants: Sequence[str]) -> Answered:
-    """Of models without a head: the cosines between their texts."""
+    """Compare the cosines between texts, for models without a head."""
     own, new = _cosines(sums["old"]), _cosines(sums["new"])
     nearest = (new.argmax(-1) == own.argmax(-1)).double()
     quantities = {"difference": (new - own).square().mean(-1), "agreement": nearest}
@@ -628,5 +633,5 @@ def _cosines_compared(sums: Sums, variants: Sequence[str]) -> Answered:
 
 
 def _cosines(texts: Tensor) -> Tensor:
-    """Cosines between texts (d, n) of unit length, none with itself: (n, n)."""
+    """Return the cosines between texts (d, n) of unit length, without those of a text with itself: (n, n)."""
     return (texts.T @ texts).fill_diagonal_(-1)

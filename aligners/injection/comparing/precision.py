@@ -1,4 +1,4 @@
-"""How a model's weights are stored, what storing another's likewise changes, and how two models' weights differ."""
+"""How a model's weights are stored, what storing other weights in the same way changes, and how weights differ."""
 
 import copy
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from torch import Tensor
 
 from aligners.models.model import FrozenModel
 
-# Largest relative error of rounding to a precision: half of the distance between neighbours.
+# Largest relative rounding error of a precision: half of the distance between neighbouring numbers.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 INT8, LEVELS = "int8", 127
-ON_GRID = 1e-3  # of a step, how far weights that are multiples of it may lie from one
-ALIKE = 1e-5  # largest relative difference of singular values that are the same
+ON_GRID = 1e-3  # in steps: how far from a multiple a quantised weight may lie
+ALIKE = 1e-5  # largest relative difference of singular values that count as equal
 EMBEDDINGS = (
     "embed",
     ".wte.",
     ".wpe.",
-)  # in names of weights that come before the blocks
-TIMES = 2.0  # what rounding explains of a weight's difference, as a multiple of what it does to the old weight
+)  # parts of weight names that come before the blocks
+TIMES = 2.0  # a weight's difference counts as rounding up to this multiple of the old weight's rounding error
 
 
 def stored_precision(model: FrozenModel) -> str:
-    """The coarsest precision that holds all weights exactly, whatever they are computed with.
+    """Return the coarsest precision that holds all weights exactly, whatever precision they are computed in.
 
     Returns:
         "bfloat16", "float16", "int8" (quantised, or all matrices of the blocks multiples of a step for each output or
@@ -43,7 +43,7 @@ def stored_precision(model: FrozenModel) -> str:
 
 
 def _steps(weight: Tensor, axis: int) -> Tensor:
-    """The step of each row (`axis` 1) or column (0) of a matrix in symmetric int8."""
+    """Return the step of each row (`axis` 1) or column (0) of a matrix in symmetric int8."""
     return (
         weight.abs().amax(axis, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
         / LEVELS
@@ -51,7 +51,7 @@ def _steps(weight: Tensor, axis: int) -> Tensor:
 
 
 def _grid_axis(weight: Tensor) -> int | None:
-    """Along which axis a matrix is in multiples of its steps; None if along neither."""
+    """Return the axis along which a matrix consists of multiples of its steps; None if neither."""
     counts = {axis: weight / _steps(weight, axis) for axis in (1, 0)}
     return next(
         (
@@ -66,12 +66,12 @@ def _grid_axis(weight: Tensor) -> int | None:
 def with_weights(
     model: FrozenModel, change: Callable[[str, Tensor], Tensor], name: str = ""
 ) -> FrozenModel:
-    """A copy of a model with each floating weight changed.
+    """Copy a model, changing each floating-point weight.
 
     Args:
-        model: which stays as it is.
-        change: from a weight's name and the weight to another of its shape.
-        name: of the copy; default: the model's.
+        model: the model, which stays unchanged.
+        change: takes a weight's name and the weight, and returns another of the same shape.
+        name: name of the copy; default: the model's.
     """
     changed = FrozenModel(
         copy.deepcopy(model.model),
@@ -89,7 +89,7 @@ def with_weights(
 
 
 def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tensor:
-    """A weight as a precision holds it. In int8 only matrices are rounded, along the axis on which `like` is."""
+    """Round a weight to a precision. int8 rounds only matrices, along the axis on which `like` is quantised."""
     if precision in ("bfloat16", "float16"):
         return weight.to(getattr(torch, precision)).to(weight.dtype)
     told = like is not None and like.shape == weight.shape and like.is_floating_point()
@@ -108,7 +108,7 @@ def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tenso
 
 
 def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenModel:
-    """A model as if its weights had been rounded in other coordinates: each is off by up to half a step, at random."""
+    """Copy a model as if its weights were rounded in other coordinates: each is off by a random part of half a step."""
     draw = torch.Generator().manual_seed(seed)
 
     def change(_: str, weight: Tensor) -> Tensor:
@@ -121,21 +121,21 @@ def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenMode
 
 
 def _weights(model: FrozenModel) -> dict[str, Tensor]:
-    """All weights by name, shared ones under each of their names: one model may have tied what another has not."""
+    """Return all weights by name, shared ones under each of their names: another model may not share them."""
     return dict(model.model.named_parameters(remove_duplicate=False))
 
 
 def weight_changes(
     old: FrozenModel, new: FrozenModel, precision: str
 ) -> list[dict[str, Any]]:
-    """How much each weight differs; nothing where architectures do, or weights are quantised.
+    """Measure the difference of each weight; empty where architectures differ, or weights are quantised.
 
-    Under different heads only the weights below them are compared. Other coordinates of the same function are
-    differences here, too.
+    If the heads differ, only the weights below them are compared. Here, other coordinates of the same function count as
+    differences.
 
     Returns:
         For each weight its block (0: embeddings, L + 1: what comes after the blocks), name, difference
-        ‖W' − W‖ / max(‖W‖, ‖W'‖), the tolerance that rounding to `precision` asks for, and whether it is exceeded.
+        ‖W' − W‖ / max(‖W‖, ‖W'‖), the tolerance for rounding to `precision`, and whether it is exceeded.
     """
     mine, theirs = _weights(old), _weights(new)
     if mine.keys() != theirs.keys():
@@ -183,7 +183,7 @@ def weight_changes(
 
 
 def equal_spectra(old: FrozenModel, new: FrozenModel, names: list[str]) -> bool:
-    """Whether these weights have the singular values that they had: hidden units in another order, heads turned."""
+    """Tell whether weights kept their singular values, as if hidden units were reordered or heads rotated."""
 
     def values(model: FrozenModel, name: str) -> Tensor:
         weight = _weights(model)[name].detach().double().cpu()

@@ -1,4 +1,4 @@
-"""Reads a model's states and answers on batches that are laid out in several ways, and what two models are asked."""
+"""Reads a model's states and answers on batches in several layouts, and determines what two models can be asked."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from aligners.injection.scoring.task_scores import chosen, divergence, unit_answ
 from aligners.models.model import FrozenModel, Inputs
 
 Run = Callable[[Inputs], list[Tensor]]
-PADDED = 7  # columns of further padding
-UNITS = 2**22  # logits that are compared at once, in float64
+PADDED = 7  # columns of additional padding
+UNITS = 2**22  # logits that are compared at a time, in float64
 KINDS = {
     "classification": "classes",
     "causal": "next tokens",
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def in_two(run: Run, inputs: Inputs) -> list[Tensor]:
-    """States of a batch whose texts are run in the opposite order and in two parts, each padded to its longest."""
+    """Return the states of a batch run in reverse order and in two parts, each padded to its own longest text."""
     size, out = inputs["input_ids"].shape, list[Tensor]()
     for part in torch.arange(size[0]).flip(0).to(inputs["input_ids"].device).chunk(2):
         columns = inputs["attention_mask"][part].any(0).nonzero()[:, 0]
@@ -38,7 +38,7 @@ def in_two(run: Run, inputs: Inputs) -> list[Tensor]:
 
 
 def padded(run: Run, inputs: Inputs, most: int | None = None) -> list[Tensor]:
-    """States of a batch with further padding, on the left, as far as a model with `most` positions has room for it."""
+    """Return the states of a batch with additional padding on the left, limited by the model's `most` positions."""
     room = PADDED if most is None else min(PADDED, most - inputs["input_ids"].shape[1])
     return [
         state[:, room:]
@@ -49,19 +49,20 @@ def padded(run: Run, inputs: Inputs, most: int | None = None) -> list[Tensor]:
 
 
 class Asked:
-    """What two models are asked on the same texts, so that their answers can be compared.
+    """The question put to two models on the same texts, so that their answers can be compared.
 
     Args:
-        old: the one model.
-        new: the other.
-        labelled: whether the texts have the labels that both classifiers are asked for.
+        old: the first model.
+        new: the second model.
+        labelled: whether the texts have labels that both classifiers should predict.
         seed: of masks.
-        alike: whether both get the same tokens of the texts.
+        alike: whether both models get the same tokens from the texts.
 
     Attributes:
-        what: "classes", "next tokens", "masked tokens", "similarities of texts" (neither has a head), or None.
-        why: why nothing is compared, if it is not.
-        scored: whether answers have a loss.
+        what: kind of question: "classes", "next tokens", "masked tokens", "similarities of texts" (neither model has a
+            head), or None.
+        why: reason why nothing is compared, if so.
+        scored: whether the answers have a loss.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Asked:
         )
 
     def of(self, batch: TextBatch) -> TaskBatch | None:
-        """The question about a batch, on the CPU; None where no head is asked."""
+        """Return the question about a batch, on the CPU; None where no head is asked."""
         if self.what is None or self.model.task is None:
             return None
         if not self.labelled and self.model.task == "classification":
@@ -100,7 +101,7 @@ class Asked:
 
 
 def _answered(model: FrozenModel) -> str:
-    """What a model's head answers, in words."""
+    """Describe in words what a model's head answers."""
     if model.task is not None:
         return f"{model.name} answers {KINDS[model.task]}"
     why = "no head" if model.unasked is None else f"it {model.unasked}"
@@ -114,9 +115,9 @@ class Reader:
     Attributes:
         model: the model.
         number: which of the two models' inputs it reads.
-        sites: where.
-        kind: of the rows.
-        layout: how a batch is laid out.
+        sites: sites at which the model is read.
+        kind: kind of the rows.
+        layout: layout of a batch.
     """
 
     model: FrozenModel
@@ -125,15 +126,15 @@ class Reader:
     kind: RowKind
     layout: Callable[[Run, Inputs], list[Tensor]] = lambda run, inputs: run(
         inputs
-    )  # as it is
+    )  # the batch as it is
 
     def rows_of(self, batch: TextBatch) -> Rows:
-        """Where the rows of a batch are, on the CPU, without those that are marked as far from all others."""
+        """Return where the rows of a batch are, on the CPU, without those that are marked as far from all others."""
         rows = choose_rows(batch, self.kind, leave_out_far=True).rows
         return rows[self.number]
 
     def states(self, inputs: Inputs, sites: Collection[int]) -> dict[int, Tensor]:
-        """Site -> (B, T, d), of inputs anywhere."""
+        """Return the states at each site, (B, T, d), for inputs on any device."""
         placed, wanted = (
             {name: value.to(self.model.device) for name, value in inputs.items()},
             sorted(set(sites)),
@@ -152,10 +153,10 @@ class Reader:
         asked: Asked | None = None,
         task: TaskBatch | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Read the rows (S, N, d), float32, and what is answered.
+        """Read the rows (S, N, d), float32, and the answers.
 
-        Answers are logits (U, C), float32; of models without a head mean last states of unit length, (B, d); None if
-        nothing is compared or asked.
+        Answers are logits (U, C), float32. Models without a head give mean last states of unit length, (B, d). Answers
+        are None if nothing is compared or asked.
         """
         model, last = self.model, self.model.depth
         answers = asked is not None and asked.what is not None
@@ -175,14 +176,14 @@ class Reader:
             self.states(task.inputs, [last])[last]
             if model.task == "masked"
             else states[last]
-        )  # of masked texts
+        )  # the answers to masked texts
         return rows, chosen(
             model.tail(task.inputs, last, top), task.targets, model.class_map
         )
 
 
 def divergences(own: Tensor, other: Tensor) -> Tensor:
-    """KL(own ‖ other) of logits (U, C), in nats and in float64: (U,)."""
+    """Return KL(own ‖ other) of logits (U, C), in nats and in float64: (U,)."""
     size = max(1, UNITS // own.shape[-1])
     parts = zip(own.split(size), other.to(own.device).split(size), strict=True)
     return torch.cat(
@@ -193,7 +194,7 @@ def divergences(own: Tensor, other: Tensor) -> Tensor:
 def answer_sums(
     asked: Asked, task: TaskBatch, old: Tensor, new: Tensor
 ) -> dict[str, Tensor]:
-    """What stands for each unit: divergence, agreement and, where there is a right answer, both losses, each (U,)."""
+    """Return for each unit the divergence, the agreement and, if there is a right answer, both losses, each (U,)."""
     mine, theirs = (
         unit_answers(logits, task.targets.to(old.device))
         for logits in (old, new.to(old.device))

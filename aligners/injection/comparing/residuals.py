@@ -1,4 +1,4 @@
-"""On what two models differ at a site: texts, tokens, types, and the directions of what a map leaves."""
+"""Where two models differ at a site: the texts, tokens, types, and the directions of what a map leaves unexplained."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,24 +9,24 @@ from torch import Tensor
 from aligners.datamodules.rows.row_types import RowTypes
 
 Row = dict[str, Any]
-TOP = 6  # texts, tokens and types of a table
+TOP = 6  # texts, tokens and types in a table
 DIRECTIONS, EXAMPLES = 5, 3
-LEAST = 1e-3  # share of the residual from which on a direction is shown
-LETTERS = 160  # of a text that is shown
-AROUND = 4  # tokens on each side of one
+LEAST = 1e-3  # smallest share of the residual at which a direction is shown
+LETTERS = 160  # characters of a text that are shown
+AROUND = 4  # tokens shown on each side of one
 
 
 class Residuals:
-    """What a map leaves of NEW's rows at one site, row by row.
+    """What a map leaves unexplained of NEW's rows at one site, row by row.
 
     Args:
-        site: of NEW.
+        site: site of NEW.
         rows: (N, d) NEW's row minus the mapped one.
         text: (N,) number of each row's text.
-        token: (N,) which row of its text each is.
-        texts: all of them, as text.
-        types: of the rows, if they have any.
-        joined: makes a text of the names of tokens.
+        token: (N,) place of each row in its text.
+        texts: all texts, as text.
+        types: types of the rows, if they have any.
+        joined: makes a text from the names of tokens.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Residuals:
         )
 
     def tables(self) -> dict[str, list[Row]]:
-        """`texts`, `tokens`, `types` and `directions`, those with the most of the residual first."""
+        """Return `texts`, `tokens`, `types` and `directions`, each with the largest share of the residual first."""
         tables = {
             "texts": self._ranked(
                 self.text, lambda n: {"text": self._excerpt(n)}, mean=True
@@ -69,7 +69,7 @@ class Residuals:
         return tables | {"directions": self._directions()}
 
     def _by(self, owner: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of values by owner, and how many rows each has."""
+        """Return the sums of values by owner, and the number of each owner's rows."""
         size = int(owner.max()) + 1
         return torch.zeros(size, dtype=values.dtype).index_add_(
             0, owner, values
@@ -78,7 +78,7 @@ class Residuals:
     def _ranked(
         self, owner: Tensor, about: Callable[[int], Row], *, mean: bool = False
     ) -> list[Row]:
-        """Owners of rows by their share of the residual or, with `mean`, by the residual of a row."""
+        """Rank the owners of rows by their share of the residual or, with `mean`, by their rows' mean residual."""
         sums, counts = self._by(owner, self.squares)
         times = sums / counts.clamp(min=1) / (self.total / len(self.rows))
         top = (times if mean else sums).argsort(descending=True)[:TOP].tolist()

@@ -1,4 +1,4 @@
-"""What the figures of a comparison say: nothing, other coordinates, or from which block on a model has changed."""
+"""The conclusion of a comparison: no change, other coordinates, or a change from some block on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -8,25 +8,25 @@ KEEPING = (
     AS_IS,
     "permutation",
     TURNED,
-)  # maps that the function of a model can survive, the simplest first
-LEAST = 1e-14  # a floor below which float64 itself rounds
-NEAR = 0.1  # FVU up to which first states that differ are still those of one model, changed from its embeddings on
-TIMES = 30.0  # a tolerance, in units of the floor that was measured
+)  # maps under which the function of a model can stay the same, the simplest first
+LEAST = 1e-14  # below this, a floor is float64 rounding
+NEAR = 0.1  # largest FVU at which differing first states still belong to one model, whose embeddings changed
+TIMES = 30.0  # tolerance, as a multiple of the measured floor
 
 
 class Verdict(NamedTuple):
     """What has changed.
 
     Attributes:
-        kind: "rounding": nothing beyond it; "coordinates": the states, or what is inside the blocks, are written in
-            other coordinates; "weights": only weights differ, and no text shows it; "head": all states agree and the
-            answers do not; "changed": from a site on; "different": no map joins the first states, even
-            nearly.
-        map: by which the states agree up to there, or nearly at the first site, if that has changed: identity,
-            permutation, rotation or linear; None: by none.
-        first: number, among the site pairs, of the first that differs; None: none does.
-        most: number of the one that differs most; None likewise.
-        same_answers: whether the answers are the same but for rounding; None: nothing is compared.
+        kind: "rounding": nothing has changed beyond rounding; "coordinates": the states, or the insides of the blocks,
+            are in other coordinates; "weights": only weights differ, and no text shows it; "head": all states agree but
+            the answers differ; "changed": states differ from some site on; "different": no map fits the first states
+            even nearly.
+        map: simplest map under which the states agree before the change, or nearly agree at the first site if that has
+            changed: identity, permutation, rotation or linear; None: no map.
+        first: number of the first site pair that differs; None: none does.
+        most: number of the site pair that differs most; None: none does.
+        same_answers: whether the answers are equal up to rounding; None: nothing is compared.
     """
 
     kind: Literal["rounding", "coordinates", "weights", "head", "changed", "different"]
@@ -43,12 +43,12 @@ def decide(
     """Decide what has changed.
 
     Args:
-        fvu: map -> what it leaves unexplained at each site pair, in the order of the sites.
-        within: map -> whether rounding explains it.
-        same: whether the answers are the same but for rounding; None: nothing is compared.
-        same_elsewhere: whether they are but for rounding in other coordinates.
-        changed: names of weights that differ by more than rounding, where weights can be compared.
-        alike: says whether those have the singular values that they had.
+        fvu: map -> FVU at each site pair, in the order of the sites.
+        within: map -> whether rounding explains the FVU at each site pair.
+        same: whether the answers are equal up to rounding; None: nothing is compared.
+        same_elsewhere: whether the answers are equal up to rounding in other coordinates.
+        changed: names of weights that differ by more than rounding, if weights can be compared.
+        alike: tells whether those weights kept their singular values.
     """
     first = {
         name: next((s for s, fine in enumerate(sites) if not fine), None)
@@ -66,11 +66,11 @@ def decide(
     whole = [name for name in (*KEEPING, LINEAR) if first.get(name, 0) is None]
     if (
         whole and same is not False and not first.get(AS_IS)
-    ):  # of which the first states, too, would tell
+    ):  # a change there would also show in the first states
         return Verdict("coordinates", whole[0], None, None, same)
     begun = [
         name for name in KEEPING if first.get(name, 0) != 0
-    ]  # which hold at the first site
+    ]  # the maps that hold at the first site
     begun = begun or [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]
     if begun and first[begun[0]] is None:  # and its answers differ
         return Verdict("head", begun[0], None, None, same)

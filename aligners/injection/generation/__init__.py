@@ -1,1 +1,1 @@
-"""Text that a language model generates while states at a site are changed, and what steering does and costs."""
+"""Text that a language model generates while states at a site are changed, and the effects and costs of steering."""

@@ -28,7 +28,7 @@ from aligners.progress import hidden, track
 
 
 class Added(NamedTuple):
-    """A vector that is added to the states at a site.
+    """A vector to add to the states at a site.
 
     Attributes:
         site: 0 is the embedding output, l the output of block l.
@@ -39,7 +39,7 @@ class Added(NamedTuple):
     vector: Tensor
 
     def begin(self) -> Changed:
-        """What is done at every step of one generation."""
+        """Return the change to the states at every step of one generation."""
 
         def changed(states: Tensor, called: dict[str, Any]) -> Tensor:
             return states + self.vector.to(states)
@@ -48,13 +48,13 @@ class Added(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """States at a site that are replaced by those of another model, mapped: it reads the same growing text.
+    """States at a site that are replaced by mapped states of another model, which reads the same growing text.
 
     Attributes:
-        site: where they go in.
-        source: the other model, with the same tokens. It has a cache of its own, and reads one token a step.
-        source_site: where it is read; no block above is run, except the first.
-        map: from its rows (N, d_x) to rows (N, d_y).
+        site: site where the states are put.
+        source: the other model, of the same tokens. It has its own cache, and reads one token per step.
+        source_site: site at which the other model is read; blocks above it are not run, except the first.
+        map: maps its rows (N, d_x) to rows (N, d_y).
     """
 
     site: int
@@ -63,14 +63,14 @@ class Replaced(NamedTuple):
     map: Callable[[Tensor], Tensor]
 
     def begin(self) -> Changed:
-        """What is done at every step of one generation."""
+        """Return the change to the states at every step of one generation."""
         trunk, site = trunk_of(self.source.model), self.source_site
         cache = DynamicCache(config=self.source.model.config)
 
         def changed(states: Tensor, called: dict[str, Any]) -> Tensor:
             ids = called["input_ids"].to(self.source.device)
             run = partial(trunk, input_ids=ids, past_key_values=cache, use_cache=True)
-            # A block at least, whose part of the cache tells how much was read: positions follow from it.
+            # At least one block: its part of the cache tells how much was read, which gives the positions.
             found = read(self.source.blocks, {site, max(site, 1)}, run)
             rows = found[site].flatten(0, 1)
             mapped = mapped_rows(self.map, rows.float())
@@ -83,7 +83,7 @@ def check_causal(model: FrozenModel) -> None:
     """Raise unless a model predicts the next token.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the model does not predict the next token.
     """
     if model.task != "causal":
         what = model.unasked or f"is a {type(model.model).__name__}"
@@ -93,10 +93,10 @@ def check_causal(model: FrozenModel) -> None:
 
 
 def check_cache(model: FrozenModel, tokens: int) -> None:
-    """Raise unless a causal model keeps keys and values of so many tokens, of a prompt and what is written after it.
+    """Raise unless a causal model can keep keys and values of so many tokens: the prompt and its continuation.
 
     Raises:
-        ValueError: it keeps none, or has fewer positions.
+        ValueError: the model keeps none, or has fewer positions.
     """
     stateful = getattr(model.model, "_is_stateful", False)
     if not model.causal:
@@ -124,24 +124,26 @@ def generate(
     model: FrozenModel, prompts: Tensor, changing: Added | Replaced | None = None, *, new_tokens: int = 32,
     temperature: float = 0.0, seed: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Continue prompts, with the states at a site changed at every step or, without `changing`, as the model does.
+    """Continue prompts while the states at a site are changed at every step, or unchanged if `changing` is None.
 
-    `transformers`' own `generate` does it, with caches, without the penalties and filters of a model's own settings.
-    A text ends at the model's end-of-text token.
+    This uses `generate` of `transformers`, with caches, and without the penalties and filters in a model's settings. A
+    text ends at the model's end-of-text token.
 
     Args:
         model: a causal language model.
         prompts: (B, T) int64, tokens without padding.
-        changing: what is done to the states at which site.
-        new_tokens: most tokens of a continuation.
-        temperature: 0: the most probable token each time; else tokens are drawn from softmax(logits / temperature).
-        seed: of the draws, which depend on the whole batch.
+        changing: the change to the states, and its site.
+        new_tokens: most new tokens of a continuation.
+        temperature: 0: take the most probable token each time; otherwise draw tokens from softmax(logits /
+            temperature).
+        seed: seed of the draws, which depend on the whole batch.
 
     Returns:
         The continuations, (B, new_tokens) int64 on the device of the prompts; -1 after the token that ends a text.
 
     Raises:
-        ValueError: the model generates nothing, or has no cache; it has no such site, or no room for the tokens.
+        ValueError: the model cannot generate text, has no cache or no such site, or has too few positions for the
+            tokens.
     """
     check_causal(model)
     check_range(least=1, new_tokens=new_tokens)
@@ -182,12 +184,12 @@ def generate(
     ).long()
     after_the_end = ended.cumsum(1) - ended > 0
     tokens = tokens.where(~after_the_end, -1)
-    missing = new_tokens - tokens.shape[1]  # where all have ended
+    missing = new_tokens - tokens.shape[1]  # once all texts have ended
     return torch.nn.functional.pad(tokens, (0, missing), value=-1)
 
 
 def _end_tokens(model: FrozenModel) -> list[int]:
-    """The tokens that end a text."""
+    """Return the tokens that end a text."""
     end = model.model.generation_config.eos_token_id
     if end is None:
         return []
@@ -197,20 +199,21 @@ def _end_tokens(model: FrozenModel) -> list[int]:
 
 
 BATCH = 16  # prompts that are continued together
-SHOWN = 3  # prompts whose texts a report shows
+SHOWN = 3  # prompts whose continuations a report shows
 Way = tuple[Row, FrozenModel, Added | Replaced | None]
 
 
 @dataclass(frozen=True)
 class Continuing:
-    """Text that is generated.
+    """Options for generating text.
 
     Args:
-        generate: number of held-out texts whose beginnings are continued by language models; 0: none. A report then
-            compares the continuations.
-        prompt_tokens: tokens of a beginning. Shorter texts are passed over.
-        new_tokens: most tokens of a continuation.
-        temperature: 0: the most probable token each time; else tokens are drawn from softmax(logits / temperature).
+        generate: number of held-out texts whose beginnings language models continue, to compare the continuations in
+            the report; 0: none.
+        prompt_tokens: tokens of a beginning. Shorter texts are skipped.
+        new_tokens: most new tokens of a continuation.
+        temperature: 0: take the most probable token each time; otherwise draw tokens from softmax(logits /
+            temperature).
     """
 
     generate: int = 0
@@ -225,10 +228,10 @@ class Continuing:
         )
 
     def prompts(self, texts: TokenisedTexts, *models: FrozenModel) -> Tensor:
-        """The first tokens of the first texts that are longer: (B, T) int64, which all models can continue.
+        """Return the first tokens of the first texts that are long enough: (B, T) int64, which all models can continue.
 
         Raises:
-            ValueError: no text is longer; or a model has no cache, or fewer positions.
+            ValueError: no text is long enough; or a model has no cache, or too few positions.
         """
         for model in models:
             check_cache(model, self.prompt_tokens + self.new_tokens)
@@ -247,12 +250,13 @@ class Continuing:
         """Raise unless held-out texts can be continued through a route, if any are to be.
 
         Args:
-            texts: held out.
+            texts: held-out texts.
             route: from one model into another.
-            why: why nothing can be injected there, or None.
+            why: reason why nothing can be injected there, or None.
 
         Raises:
-            ValueError: as `prompts`; the target is no causal language model, or nothing can be injected into it.
+            ValueError: as `prompts` does; or the target is no causal language model, or nothing can be injected into
+                it.
         """
         if not self.generate:
             return
@@ -267,14 +271,14 @@ class Continuing:
 def continuations(
     prompts: Tensor, options: Continuing, seed: int, ways: Iterable[Way]
 ) -> dict[str, list[Row]]:
-    """Tables of a report: `generation`, a row for each way to continue the prompts, and `samples`, texts of each.
+    """Make a report's tables: `generation`, a row for each way to continue the prompts, and `samples`, its texts.
 
     Args:
         prompts: (B, T) int64, without padding.
-        options: how they are continued.
+        options: how the prompts are continued.
         seed: of draws, and of the resampling of prompts.
-        ways: what a row says of a way, the model that writes, and what is changed in it. The first is a model as it is,
-            which the others are compared with.
+        ways: each has columns for the report, the model that writes, and the change to it. The first is an unchanged
+            model, which the others are compared with.
     """
     tables: dict[str, list[Row]] = {"generation": [], "samples": []}
     model: FrozenModel | None = None
@@ -310,13 +314,13 @@ def continuations(
 def figures(
     model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, seed: int
 ) -> Row:
-    """Compare continuations with a model's own, and measure how likely the model finds them.
+    """Compare continuations with a model's own, and measure how probable the model finds them.
 
     Args:
-        model: as it is.
+        model: the unchanged model.
         prompts: (B, T).
         own: (B, N) its own continuations, -1 after the end of a text.
-        found: (B, N) others.
+        found: (B, N) other continuations.
         seed: of the resampling of prompts.
     """
     losses = []
@@ -346,11 +350,11 @@ def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> Non
     """Generate text with every map of an `InjectionEvaluation` in place at every site, once it has measured.
 
     Tables for the report: `generation`, a row for each method and site; `samples`, the first prompts and what follows.
-    The first rank generates, as the report is its alone.
+    Only the first rank generates, as it alone writes the report.
 
     Args:
-        options: how; nothing is done where no text is to be continued.
-        trainer: of the evaluation.
+        options: options for generating; nothing happens if no text is to be continued.
+        trainer: Trainer of the evaluation.
         module: the evaluation.
     """
     if not options.generate or not trainer.is_global_zero:
@@ -369,7 +373,7 @@ def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> Non
 
 
 def _ways(panel: Panel) -> Iterator[Way]:
-    """The models by themselves, then every map at every site, and `identity`."""
+    """Return the ways to continue: the models themselves, then every map at every site, and `identity`."""
     source, target, pairs = panel.route.source, panel.route.target, panel.route.pairs
     about = {
         "model_x": source.name,
@@ -395,5 +399,5 @@ def _ways(panel: Panel) -> Iterator[Way]:
 
 
 def _mapped(method: Method, place: int, sites: int, rows: Tensor) -> Tensor:
-    """Rows (N, d_x) mapped by a method at one of its sites, (N, d_y)."""
+    """Map rows (N, d_x) by a method at one of its sites, to (N, d_y)."""
     return method.map(rows.expand(sites, *rows.shape), None)[place]

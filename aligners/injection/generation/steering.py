@@ -1,4 +1,4 @@
-"""Steering: α·v added to the states at a site, what it does to a model's answers, and what it costs them."""
+"""Steering: add α·v to the states at a site, and measure the effect on a model's answers and what it costs them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -35,17 +35,17 @@ from aligners.models.model import FrozenModel
 ALPHAS = (0.05, 0.1, 0.2, 0.4, 0.8)  # see `Steering`
 LEVELS = (0.03, 0.1, 0.3)  # see `at_equal_cost`
 QUANTITIES = ["units", "kl", "loss", "words", "reading"]
-FOR_UNITS = 64  # fitting texts by which typical deviations are measured
+FOR_UNITS = 64  # fitting texts that measure typical deviations
 
 
 class Direction(NamedTuple):
     """A direction in the states of a model.
 
     Attributes:
-        name: in the report.
-        site: where it is added.
-        vector: (d,); its length does not count.
-        role: native: found on this model; carried: brought from another; random: drawn.
+        name: name in the report.
+        site: site where it is added.
+        vector: (d,) vector; its length does not matter.
+        role: native: found on this model; carried: taken over from another; random: drawn.
     """
 
     name: str
@@ -55,9 +55,9 @@ class Direction(NamedTuple):
 
 
 class Reading(Protocol):
-    """A probe of the model, such as an artefact: what it answers to rows (N, d) of its site, (N, C).
+    """A probe of the model, such as an artefact: maps rows (N, d) of its site to answers (N, C).
 
-    Of several answers the last minus the first counts.
+    If there are several answers, the reading is the last minus the first.
     """
 
     site: int
@@ -67,7 +67,7 @@ class Reading(Protocol):
 def random_directions(
     directions: Sequence[Direction], draws: int, seed: int
 ) -> list[Direction]:
-    """So many directions for each site that others have, the same for equal seeds."""
+    """Draw so many directions for each site of the others, the same for equal seeds."""
     draw = torch.Generator().manual_seed(seed)
     widths = {one.site: len(one.vector) for one in directions}
     drawn = []
@@ -81,7 +81,7 @@ def random_directions(
 def first_tokens(
     model: FrozenModel, words: Sequence[str]
 ) -> tuple[list[int], list[str]]:
-    """The token that each word begins with inside a text, and a caution for each word of several tokens.
+    """Return the token with which each word begins inside a text, and a caution for each word of several tokens.
 
     Raises:
         ValueError: the model does not know a word.
@@ -105,23 +105,23 @@ def first_tokens(
 
 
 class Steering:
-    """Adds directions to the states at their sites, and measures what the model answers, text by text.
+    """Adds directions to the states at their sites, and measures the model's answers, text by text.
 
-    α counts in the typical deviation of the states at the site: the median distance of tokens from their median, which
-    the huge states that single tokens have in language models do not change.
+    The unit of α is the typical deviation of the states at the site: the median distance of tokens from their median.
+    The huge states of a few tokens in language models do not affect it.
 
     Args:
         model: a causal language model.
-        directions: what is added.
-        alphas: how much of it; 0, which changes nothing, is left out.
-        words: those that should become more likely, and those that should become less; of a word of several tokens, the
-            first.
+        directions: directions to add.
+        alphas: multiples to add; 0, which changes nothing, is left out.
+        words: words that should become more likely, and words that should become less likely; for a word of several
+            tokens, the first token counts.
         reading: a probe whose reading should rise; None: nothing is read.
 
     Raises:
         ValueError: the model is no causal language model, or does not know a word; a direction has another width, a
-            site that the model has not, or one above the reading; no α is positive; or there is nothing to see an
-            effect by.
+            site that the model lacks, or one above the reading; no α is positive; or there are neither words nor a
+            reading to measure an effect.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Steering:
             self.effects.append("reading")
         if not self.effects or not self.alphas or self.alphas[-1] <= 0:
             raise UserError(
-                "Expected words for and against, or a `reading`, to see an effect by, and `alphas` with a positive "
-                f"number, but got {self.effects or 'neither'} and {list(alphas)}."
+                "Expected words for and against, or a `reading`, to measure an effect, and `alphas` with a positive"
+                f" number, but got {self.effects or 'neither'} and {list(alphas)}."
             )
         for one in directions:
             model.check_site(one.site, "site")
@@ -167,7 +167,7 @@ class Steering:
 
     @torch.no_grad()
     def measure_units(self, batches: Sequence[TaskBatch]) -> None:
-        """Set the unit of α at every site, by the tokens of some texts."""
+        """Measure the unit of α at every site, on the tokens of some texts."""
         sites = sorted({one.site for one in self.directions})
         parts = [
             read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches
@@ -178,20 +178,20 @@ class Steering:
         self.units = dict(zip(sites, distances.median(1).values.tolist(), strict=True))
 
     def vector(self, direction: Direction, alpha: float) -> Tensor:
-        """What is added for α, (d,)."""
+        """Return the vector to add for α, (d,)."""
         unit = torch.nn.functional.normalize(direction.vector.float(), dim=0)
         return alpha * self.units[direction.site] * unit
 
     @torch.no_grad()
     def sums(self, task: TaskBatch, each: Callable[[Any], Any] = iter) -> Sums:
-        """Sums over the tokens of each text that another follows: quantity of `QUANTITIES` -> (directions, alphas, B).
+        """Sum over each text's tokens but the last: quantity of `QUANTITIES` -> (directions, alphas, B).
 
-        KL(own ‖ steered) in nats, and by how much the loss, the log-odds of the words and the reading rise. The front
-        runs once for everything.
+        The quantities are KL(own ‖ steered) in nats, and the increases of the loss, of the words' log-odds and of the
+        reading. The front runs once for all directions and α.
 
         Args:
             task: the batch.
-            each: goes through the directions, and shows how far it is.
+            each: iterates over the directions, and shows the progress.
         """
         model, targets = self.model, task.targets
         read_at = {one.site for one in self.directions}
@@ -218,7 +218,7 @@ class Steering:
         return dict(zip(QUANTITIES, table, strict=True))
 
     def _answers(self, logits: Tensor, states: Tensor, targets: Targets) -> Tensor:
-        """Loss, log-odds of the words and reading at each unit, (3, U); zero for what is not asked."""
+        """Return loss, log-odds of the words and reading at each unit, (3, U); zero for what is not measured."""
         loss = unit_losses(logits, targets)
         odds = read = torch.zeros_like(loss)
         if "words" in self.effects:
@@ -234,7 +234,7 @@ class Steering:
 
 
 def curve(steering: Steering, table: Sums, seed: int) -> list[Row]:
-    """A row for each direction and α: effects and costs a token, with intervals over texts."""
+    """Make a row for each direction and α: effects and costs per token, with intervals over texts."""
     rows = list[Row]()
     for d, one in enumerate(steering.directions):
         for a, alpha in enumerate(steering.alphas):
@@ -253,10 +253,11 @@ def curve(steering: Steering, table: Sums, seed: int) -> list[Row]:
 def at_equal_cost(
     steering: Steering, table: Sums, levels: Sequence[float], seed: int
 ) -> list[Row]:
-    """Effects of positive α where they cost so many nats of KL a token, and their shares of the native direction's.
+    """Return effects of positive α at equal cost, in nats of KL per token, and their shares of the native direction's.
 
-    Between two α the effect is taken to be linear in √KL, as both are for small α. Where no α costs as much, there is
-    none. Random directions of a site are one row: the mean, from the least to the largest.
+    Between two α the effect is interpolated linearly in √KL, as both are linear in small α. If no α costs as much,
+    there is no effect to report. The random directions of a site share a row: their mean, with the least and the
+    largest as its interval.
     """
     counts = scores.resampled_counts(table["units"].shape[-1], seed)
     weights = table["units"] @ counts.T
@@ -297,7 +298,7 @@ def at_equal_cost(
 
 
 def _with_range(name: str, values: Tensor, role: str) -> Row:
-    """Columns of values (directions, R): one with its interval; of random ones the mean, least and largest."""
+    """Return columns for values (directions, R): one with its interval; of random ones, mean, least and largest."""
     if role != "random":
         return named(name, map(finite, scores.with_interval(values[0])))
     own = values[:, 0]
@@ -306,7 +307,7 @@ def _with_range(name: str, values: Tensor, role: str) -> Row:
 
 
 def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
-    """The values (R,) where the cost first reaches a level, from costs and values (A, R) by ascending α; or NaN."""
+    """Return the values (R,) where the cost first reaches a level, or NaN; costs and values (A, R), ascending in α."""
     start = np.zeros_like(costs[:1])
     across = np.maximum.accumulate(np.concatenate([start, costs]).clip(0)) ** 0.5
     up = np.concatenate([start, values])
@@ -317,21 +318,22 @@ def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
 
 
 class SteeringEvaluation(Evaluation):
-    """Measures what directions do and cost: curves over α, effects at equal cost, and what the model then writes.
+    """Measures effects and costs of directions: curves over α, effects at equal cost, and the texts that result.
 
     Args:
-        directions: native and carried ones.
+        directions: native and carried directions.
         writing: how text is generated.
-        reading: a probe of the model; None: words alone show the effect.
+        reading: a probe of the model; None: only words measure the effect.
         alphas: how much of a direction of unit length is added at every token, in typical deviations of the states at
-            its site (the median distance of tokens from their median). Negative ones are measured, too; effects at
-            equal cost are those of positive ones.
-        equal_kl: costs at which effects are compared: KL(own ‖ steered), nats a token. Text is generated at the middle
-            one.
-        words_for: words whose log-odds against `words_against` should rise; of a word of several tokens, the first.
-        words_against: likewise those that should fall.
-        random: directions drawn at random at each site, of equal length.
-        seed: of these, of the resampling of texts, and of draws in generation.
+            its site (the median distance of tokens from their median). Negative ones are measured too; effects at equal
+            cost are only those of positive ones.
+        equal_kl: costs at which effects are compared: KL(own ‖ steered), in nats per token. Text is generated at the
+            middle one.
+        words_for: words whose log-odds against `words_against` should rise; for a word of several tokens, the first
+            token counts.
+        words_against: words whose log-odds should fall, likewise.
+        random: number of directions to draw at random at each site, of equal length.
+        seed: seed of the random directions, of the resampling of texts, and of draws in generation.
     """
 
     kind = ModelTexts
@@ -359,7 +361,7 @@ class SteeringEvaluation(Evaluation):
         self.words = (words_for, words_against)
 
     def prepare_panels(self) -> None:
-        """Check everything."""
+        """Check the options, and prepare everything."""
         check_precision(self.trainer)
         (model,) = self.injected_into()
         self.steering = Steering(
@@ -379,16 +381,16 @@ class SteeringEvaluation(Evaluation):
         }
 
     def injected_into(self) -> list[FrozenModel]:
-        """The model."""
+        """The model that is steered."""
         return list(self.stream.frozen)
 
     @property
     def parts(self) -> int:
-        """The steps of the progress bar in a batch: one for each direction."""
+        """The number of steps of the progress bar in a batch: one for each direction."""
         return len(self.directions)
 
     def on_test_start(self) -> None:
-        """Run the self-test, and measure the units of α."""
+        """Run the self-test, and measure the unit of α at every site."""
         super().on_test_start()
         texts = self.stream.split("fit")
         few = self.stream.prepare(texts[list(range(min(FOR_UNITS, len(texts))))])
@@ -420,7 +422,7 @@ class SteeringEvaluation(Evaluation):
             )
 
     def _ways(self) -> Iterator[Way]:
-        """The model itself, and with each direction but further random ones added, at the middle cost."""
+        """Return the ways to write: the model itself, then each direction at the middle cost (one random per site)."""
         model = self.steering.model
         about = {"model_x": model.name, "model_y": model.name}
         own = {
@@ -446,7 +448,7 @@ class SteeringEvaluation(Evaluation):
             yield about | here, model, Added(one.site, vector)
 
     def _alpha_at_middle_cost(self, direction: Direction) -> float:
-        """The α of a direction at the middle one of the costs; the largest one where none costs as much."""
+        """Return the α of a direction at the middle one of the costs; the largest α if none costs as much."""
         level = sorted(self.levels)[len(self.levels) // 2]
         costs, alphas = [], []
         for row in self.rows:

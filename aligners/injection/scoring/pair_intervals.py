@@ -1,4 +1,4 @@
-"""Means over pairs of models, with intervals that allow for pairs sharing models."""
+"""Means over pairs of models, with intervals that account for models shared between pairs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +15,11 @@ from aligners.injection.scoring.scores import Row, named
 from aligners.similarity.controls import jackknife_interval
 
 LEAST_MODELS = 4
-# What the ends of an interval are.
+# What an interval covers.
 OVER_MODELS = "95 % interval over models"
-OVER_BASES = "95 % interval over pretrained models"  # each left out with its copies
+OVER_BASES = (
+    "95 % interval over pretrained models"  # each is left out together with its copies
+)
 OVER_COPIES = "95 % interval over fine-tunings of one pretrained model"
 RANGE = "range of the routes"
 Kinds = Mapping[str, str]  # model -> its group, or what it was fine-tuned from
@@ -39,9 +41,8 @@ def over_pairs(
     4 to 10 models. Where models differ, resampling them with replacement gives 77 to 88 %, and treating routes as
     independent 35 to 75 %. Copies of one pretrained model are not independent: see `independent_units`.
 
-    The interval says what other models of the same kind would give on these texts; how much depends on the texts is
-    the interval of each row. With fewer than four models in a group, the ends are the smallest and the largest of the
-    routes, and `interval` says so.
+    The interval covers other models of the same kind on these texts; the interval of each row covers other texts. With
+    fewer than four models in a group, the ends are the smallest and the largest of the routes, and `interval` says so.
 
     Args:
         rows: rows with model_x, model_y, `by` and `quantities`. Rows without a site are skipped.
@@ -78,7 +79,7 @@ def over_pairs(
 
 
 def _group_of(row: Row, kinds: Kinds) -> str:
-    """The name of the group that a route belongs to."""
+    """Return the name of the group that a route belongs to."""
     x, y = row["model_x"], row["model_y"]
     if x == y:
         return "same model"
@@ -112,7 +113,7 @@ def check_groups(
         raise UserError(f"{expected} in one group, but got {', '.join(twice)}.")
     if absent:
         raise UserError(
-            f"{expected} among the models that were stitched, but got {', '.join(absent)}."
+            f"{expected} to be among the models that were stitched, but got {', '.join(absent)}."
         )
     if missing:
         raise UserError(
@@ -125,7 +126,7 @@ def check_groups(
 def _summary(
     rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Kinds | None
 ) -> Row:
-    """The columns of one group and place."""
+    """Return the columns of one group and place."""
     pairs = [(row["model_x"], row["model_y"]) for row in rows]
     table = pd.DataFrame(rows, columns=list(quantities), dtype=float)
     values = torch.tensor(table.to_numpy().T)
@@ -150,13 +151,13 @@ def independent_units(
 ) -> tuple[list[list[set[str]]], str]:
     """Put models into units that are independent of each other.
 
-    Copies share what their pretraining left in them, so a unit is a pretrained model with all of its copies. Where all
-    models are copies of one, a unit is a model, and the interval says nothing about another pretraining. Where copies
-    of one of several pretrained models are in different groups, the groups are not independent, and all units count as
-    one group's.
+    Copies share their pretraining, so a unit is a pretrained model with all of its copies. Where all models are copies
+    of one pretrained model, each is a unit, and the interval says nothing about other pretrainings. Where copies of one
+    of several pretrained models are in different groups, the groups are not independent, and all units count as one
+    group's.
 
     Args:
-        models: to put into units.
+        models: models to put into units.
         kinds: model -> group.
         bases: model -> the pretrained model that it is a copy of; by default each model stands for itself.
 
@@ -199,8 +200,8 @@ def interval_over_models(
         bases: see `independent_units`; a pretrained model is left out with all of its copies.
 
     Returns:
-        Lower and upper ends, each (quantities,), and what they are. None if a group has fewer than four units, or a
-        unit is part of every pair.
+        Lower and upper ends, each (quantities,), and a description of them. None if a group has fewer than four units,
+        or a unit is part of every pair.
     """
     mean = values.mean(-1)
     squares = torch.zeros(len(values), dtype=torch.float64)

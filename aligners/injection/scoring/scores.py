@@ -1,4 +1,4 @@
-"""Scores kept text by text, with intervals over resampled texts, and the score of a task."""
+"""Scores kept text by text, with intervals over resampled texts, and the choice of a task's score."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,11 +28,13 @@ RESAMPLES = 1000
 LEVEL = 0.95
 Sums = dict[str, Tensor]  # quantity -> its sum over each text
 Row = dict[str, Any]  # of a report
-Figures = tuple[Tensor, Tensor, Tensor]  # a figure, and the ends of its interval
+Figures = tuple[Tensor, Tensor, Tensor]  # a figure and the two ends of its interval
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
-FAR_BELOW = 0.1  # of another order of the classes, as a share of the texts
+FAR_BELOW = (
+    0.1  # how much better another order of classes must be, as a share of the texts
+)
 CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
 
 
@@ -119,7 +121,7 @@ class UnitMeans(DoubleMetric):
 
 
 def resampled(n: int, seed: int) -> Tensor:
-    """Return the numbers of n texts, then of n texts drawn with replacement, `RESAMPLES` (R) times: (1 + R, n).
+    """Return the numbers of n texts, followed by `RESAMPLES` (R) draws of n texts with replacement: (1 + R, n).
 
     Equal seeds draw equal texts.
     """
@@ -130,7 +132,7 @@ def resampled(n: int, seed: int) -> Tensor:
 
 
 def resampled_counts(n: int, seed: int) -> Tensor:
-    """Count each of n texts: once, then as often as it is drawn in each resample, (1 + R, n) float64."""
+    """Count how often each of n texts occurs: once, then as drawn in each resample, (1 + R, n) float64."""
     drawn = resampled(n, seed)
     counts = torch.zeros(drawn.shape).double()
     ones = torch.ones_like(counts)
@@ -165,7 +167,7 @@ def per_text_sums(values: Tensor, rows: Rows | Targets) -> Tensor:
 
 
 def of_unseen(values: Tensor, rows: Rows) -> Tensor:
-    """Set values of rows (..., N) to zero except for rows of unseen types; all NaN where types are not known."""
+    """Set values of rows (..., N) to zero unless their types are unseen; all NaN where types are not known."""
     if rows.unseen is None:
         return torch.full_like(values, torch.nan)
     return values.where(rows.unseen, 0)
@@ -243,7 +245,7 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
 def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
     """Score each row of answers; NaN if one of its answers is NaN.
 
-    An answer that is the same for every text has no correlation: Pearson, Spearman and Matthews give 0. F1 is that of
+    If all answers are equal there is no correlation, and Pearson, Spearman and Matthews give 0. F1 is that of
     class 1.
 
     Args:
@@ -297,7 +299,7 @@ def resampled_scores(
 
 
 def _column_scores(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
-    """Score each column of (n, R) answers by the same column of (n, R) labels: (R,) float64."""
+    """Score each column of (n, R) answers against the same column of (n, R) labels: (R,) float64."""
     if score == "accuracy":
         correct = answers == labels
         return correct.double().mean(0)
@@ -314,16 +316,16 @@ def _column_scores(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
     scaled_labels, same_label = _scaled(labels)
     if score == "spearman":
         found = spearman_corrcoef(scaled_answers, scaled_labels)
-    else:  # of classes 0 and 1, this is Matthews' correlation
+    else:  # for classes 0 and 1, this is Matthews' correlation
         found = pearson_corrcoef(scaled_answers, scaled_labels)
     varied = ~(same_answer | same_label)
     return found.reshape(-1).double().where(varied, 0.0)
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale columns (n, R) to 0..1, which changes no correlation; and tell which are constant, (R,).
+    """Scale columns (n, R) to 0..1, which changes no correlation, and tell which columns are constant, (R,).
 
-    torchmetrics warns about numbers that are close to each other, so constant columns become 0..n-1.
+    torchmetrics warns if values are nearly equal, so constant columns become 0..n-1.
     """
     least = values.amin(0)
     spread = values.amax(0) - least
@@ -336,12 +338,12 @@ def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
 def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
     """Return a caution if a classifier would be right far more often with its classes in another order, else None.
 
-    Far is more than .1 of the texts and more than two standard errors, which are at most 1/√n. A score far below chance
-    is among these cases: over all orders of C classes the mean accuracy is 1/C. Texts of one class, as of a part of
-    HANS, tell nothing of an order.
+    Far more often means more than .1 of the texts and more than two standard errors, which are at most 1/√n. Accuracy
+    far below chance is such a case, as the mean accuracy over all orders of C classes is 1/C. Texts of only one class,
+    such as a part of HANS, tell nothing about the order.
 
     Args:
-        model: its name.
+        model: name of the model.
         answers: (n,) classes; NaN: no answer, and there is no caution.
         labels: (n,) the right classes.
     """
@@ -376,12 +378,13 @@ class ScoredTask:
 
     Attributes:
         task: classes (or numbers), masked tokens, or next tokens.
-        bytes_per_token: of the held-out texts, for next tokens.
+        bytes_per_token: bytes per token of the held-out texts, for next tokens.
         score: the task's score.
         regression: whether numbers are predicted.
         labels: (n,) labels of the held-out texts; None where tokens are predicted.
         random: (n,) a class for each, uniformly at random; for numbers, the labels themselves in a random order.
-        constant: the most frequent class of the fitting texts, or the mean of their numbers.
+        constant: the best answer that ignores the text: the most frequent class of the fitting texts, or the mean of
+            their numbers.
     """
 
     task: Task
@@ -397,7 +400,7 @@ class ScoredTask:
         """Return the task of a data module's held-out texts, for a model and others of its kind.
 
         Raises:
-            ValueError: the score that is asked for does not fit the task, or all numbers to predict are equal.
+            ValueError: the requested score does not fit the task, or all numbers to predict are equal.
         """
         if model.task == "causal":
             return cls("causal", data.bytes_per_token("test"))
@@ -428,13 +431,13 @@ class ScoredTask:
 
     @property
     def unit(self) -> str:
-        """The unit of an answer: a text or a token."""
+        """The unit that an answer is about: a text or a token."""
         if self.task == "classification":
             return "text"
         return "token"
 
     def constant_score(self) -> float | None:
-        """Score the answer that is the same for every text; None where tokens are predicted."""
+        """Return the score of a constant answer; None where tokens are predicted."""
         if self.labels is None:
             return None
         answers = torch.full(self.labels.shape, self.constant)

@@ -1,6 +1,6 @@
 """Losses and answers of a model's head, unit by unit, and which of its classes answer the texts' classes.
 
-Nothing here but `check_labels` waits for the device.
+Only `check_labels` waits for the device.
 """
 
 import logging
@@ -28,14 +28,14 @@ from aligners.models.recipes import EMBEDDED
 
 logger = logging.getLogger(__name__)
 
-# Logits scored at once: what a GPU has memory for, and what fits in the cache of a CPU's core.
+# Number of logits scored at a time: limited by a GPU's memory, or by the cache of a CPU core.
 PART = (2**28, 2**18)
 
 
 def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
     """Turn the logits of a head (..., C) into those of the texts' classes (..., K), adding probabilities.
 
-    Of a group that is `Largest` the most probable class answers instead, as where a prediction is renamed.
+    For a group that is `Largest`, the most probable class answers instead, as if predictions were renamed.
 
     Args:
         logits: the head's logits.
@@ -45,7 +45,7 @@ def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
         return logits
     merged = []
     for group in groups:
-        # one by one: a list as an index would be copied to the device, and that waits for it
+        # one by one: a list index would be copied to the device, which has to be waited for
         columns = [logits[..., place] for place in group]
         if len(group) == 1:
             merged += columns
@@ -82,15 +82,15 @@ def match_heads(
     Args:
         data: the texts, their models, and `labels`.
         asked: the scored models, which have passed `check_labels`.
-        read: further models, scored if they can be; they need not know the task.
+        read: further models, scored if possible; they need not know the task.
 
     Returns:
         For each scored model, the name of every class of the texts and what its head calls it; empty where
         numbers are predicted.
 
     Raises:
-        ValueError: the names of the texts' classes differ from a head's, or those of two heads differ where the texts
-            have none, and `data.labels` does not match them; or some heads predict numbers and others classes.
+        ValueError: the names of the texts' classes differ from a head's, or the names of two heads differ while the
+            texts have none, and `data.labels` does not resolve this; or some heads predict numbers and others classes.
     """
     kinds = {model.regression: model.name for model in asked}
     if len(kinds) > 1:
@@ -129,7 +129,7 @@ def _match_head(data: TextModule, model: FrozenModel) -> None:
 
 
 def _can_answer(data: TextModule, model: FrozenModel) -> bool:
-    """Match the head of a model that need not know the task, and tell whether that worked."""
+    """Match the head of a model that need not know the task; return whether that worked."""
     if model.n_labels is None or model.regression:
         return False
     try:
@@ -147,9 +147,9 @@ def _can_answer(data: TextModule, model: FrozenModel) -> bool:
 
 
 def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[str]:
-    """Caution where classes were matched with the texts' by number, because only one side names them.
+    """Return a caution where classes were matched by number because only one side names them.
 
-    Embedded models number theirs, and were trained on the texts' own.
+    Embedded models are exempt: they were trained on the texts' own numbers.
     """
     cautions = []
     for model in models:
@@ -170,7 +170,7 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
 
 
 def _given(data: TextModule, model: FrozenModel) -> Any:
-    """What `data.labels` says about a model, a `GivenMap`; None: nothing."""
+    """Return what `data.labels` says about a model; None: nothing."""
     if data.labels is None or isinstance(data.labels, Mapping):
         return data.labels
     named = data.named()
@@ -188,7 +188,7 @@ def _given(data: TextModule, model: FrozenModel) -> Any:
 
 
 def _check_agreement(data: TextModule, models: Sequence[FrozenModel]) -> None:
-    """Raise if heads give one number different names: nothing says which of them the texts mean."""
+    """Raise if heads give one number different names, so that its meaning in the texts is unknown."""
     meant: dict[tuple[str, ...], FrozenModel] = {}
     for model in models:
         if _given(data, model) is not None:
@@ -231,8 +231,8 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
         return
     if labels.is_floating_point():
         raise UserError(
-            f"Expected classes, as the head of {target.name} has, but the texts of {source!r} have numbers with "
-            "fractions to predict. Name a model with a regression head, or write classes as whole numbers."
+            f"Expected classes, as the head of {target.name} has, but the texts of {source!r} have fractional "
+            "numbers to predict. Name a model with a regression head, or write classes as whole numbers."
         )
     least, most = labels.aminmax()
     if least < 0 or most >= target.n_labels:
@@ -300,7 +300,7 @@ class UnitAnswers(NamedTuple):
 
 
 def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
-    """Score the answer to each unit by chosen logits (..., U, C); NaN where they are not finite: there is no answer."""
+    """Score the answer to each unit by chosen logits (..., U, C); NaN, for no answer, where they are not finite."""
     found = _from_logits(logits.float(), targets)
     return _scored(targets, *found)
 
@@ -308,7 +308,7 @@ def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
 def batch_answers(
     logits: Tensor, targets: Targets, groups: ClassMap | None = None
 ) -> UnitAnswers:
-    """Score the `chosen` logits as `unit_answers` does, in parts: no second copy of a batch's logits is ever held.
+    """Score the `chosen` logits like `unit_answers`, in parts, so that a batch's logits are never copied whole.
 
     Args:
         logits: of the head, (B, C) or (B, T, C).
@@ -325,11 +325,11 @@ def batch_answers(
 
 
 def _from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, answers and least logits, each (..., U), by chosen logits (..., U, C)."""
+    """Return losses, answers and smallest logits, each (..., U), for chosen logits (..., U, C)."""
     loss, least = unit_losses(logits, targets), logits.amin(-1)
     if targets.answer.is_floating_point():
         return loss, logits[..., 0].double(), least
-    if logits.device.type == "cpu":  # where NumPy is ten times as fast
+    if logits.device.type == "cpu":  # NumPy is ten times as fast there
         likeliest = logits.detach().numpy().argmax(-1)
         return loss, torch.as_tensor(likeliest), least
     return loss, logits.argmax(-1), least
@@ -338,7 +338,7 @@ def _from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tens
 def _scored(
     targets: Targets, loss: Tensor, answer: Tensor, least: Tensor
 ) -> UnitAnswers:
-    """Score the answers to all units at once: many small steps for every part would take longer than its logits."""
+    """Score the answers to all units at once: in small parts the overhead would exceed the work."""
     # a logit of NaN or +inf makes the loss NaN
     finite = least.isfinite() & ~loss.isnan()
     known = torch.where(finite, 1.0, torch.nan)
@@ -350,6 +350,6 @@ def _scored(
 
 
 def agreement(answer: Tensor, own: Tensor) -> Tensor:
-    """Return 1 where an answer is the one that a model gives by itself, else 0; NaN where there is no answer."""
+    """Return 1 where an answer equals the model's own answer, else 0; NaN where there is no answer."""
     same = (answer == own).float()
     return same.where(~answer.isnan(), torch.nan)

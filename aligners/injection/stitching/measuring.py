@@ -1,4 +1,4 @@
-"""How well models do when they are stitched together, on held-out text: every route, method and site pair."""
+"""How well models do when stitched together, on held-out text: every route, method and site pair."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,15 +32,15 @@ from aligners.models.model import FrozenModel
 
 
 class StitchingEvaluation(Evaluation):
-    """Stitches models on held-out text and sets each loss beside the target's own.
+    """Stitches models on held-out text, and compares each loss with the target's own.
 
     Args:
-        stored: what is measured: a trained `Stitching`, or a checkpoint of `train.py stitch`; None: identity stitching
-            alone (Brown et al. §4), for which no training is needed.
-        fitted: file of `train.py fit` on the first two models at the same sites: its maps as they are.
-        routes: which routes, of a checkpoint those that it has; default: all.
-        identity: whether identity stitching is measured too, where widths are equal.
-        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
+        stored: what is measured: a trained `Stitching`, or a checkpoint of `train.py stitch`; None: only identity
+            stitching (Brown et al. §4), which needs no training.
+        fitted: file of `train.py fit` on the first two models at the same sites, whose maps are measured unchanged.
+        routes: routes to measure, of a checkpoint those that it has; default: all.
+        identity: whether to measure identity stitching too, where widths are equal.
+        allow_mixed: allow routes from a model that sees the next token to one that must predict it.
         seed: of the resampling of texts.
     """
 
@@ -69,7 +69,7 @@ class StitchingEvaluation(Evaluation):
     # ------------------------------------------------------------------ before
 
     def prepare_panels(self) -> None:
-        """Check everything, and make a panel of the methods of each route."""
+        """Check the options, and make a panel of the methods of each route."""
         check_precision(self.trainer, ("32-true", "bf16-mixed"))
         data, layers = self.stream, self.layers
         described = data.describe()
@@ -93,7 +93,7 @@ class StitchingEvaluation(Evaluation):
             self.meta["loss"] = layers.loss
 
     def _choose_routes(self, described: dict[str, Any]) -> None:
-        """The routes that are measured: those of the checkpoint, if there is one."""
+        """Choose the routes to measure: those of the checkpoint, if there is one."""
         data, layers = self.stream, self.layers
         wanted = self.wanted_routes or "all"
         routes = build_routes(data.frozen, data.sites, wanted, data.component)
@@ -111,11 +111,11 @@ class StitchingEvaluation(Evaluation):
         self.routes = routes
 
     def _add_panels(self, asked: ScoredTask) -> None:
-        """A panel of the methods of each route."""
+        """Make a panel of the methods of each route."""
         maps: dict[str, dict[str, Aligner]] = {}
         if self.maps is not None:
             maps = fitted_maps(self.maps, self.routes, self.stream.frozen)
-        # errors are measured where the mean of the target's states is known, to which they are relative
+        # errors are relative to the mean of the target's states, so they are measured where it is known
         self.spread: dict[str, dict[str, Tensor]] = {}
         if self.layers is not None:
             self.spread = self.layers.spread
@@ -135,10 +135,10 @@ class StitchingEvaluation(Evaluation):
             self.panels.append(panel)
 
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
-        """The identity, the maps of `fitted` and the trained layers.
+        """Return the identity, the maps of `fitted` and the trained layers.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no methods.
         """
         widths = route.source.width, route.target.width
         methods = []
@@ -160,7 +160,7 @@ class StitchingEvaluation(Evaluation):
         return methods
 
     def _trained(self, route: Route) -> Iterator[Method]:
-        """The layers of the checkpoint."""
+        """Return the layers of the checkpoint."""
         if self.layers is None:
             return
         for name, layer in self.layers.maps[route.key].items():
@@ -177,7 +177,7 @@ class StitchingEvaluation(Evaluation):
     # ------------------------------------------------------------------ the one pass
 
     def test_step(self, batch: TaskBatch, batch_idx: int) -> None:
-        """Score every method at every site pair of every route, and the targets by themselves, on one batch."""
+        """Score on one batch every method at every site pair of every route, and the targets with nothing replaced."""
         natives = self.natives(self.injected_into(), batch)
         states = read_all(self.routes, batch, targets=bool(self.spread))
         for panel in self.panels:
@@ -189,7 +189,7 @@ class StitchingEvaluation(Evaluation):
 
 
 def _described_route(route: Route) -> dict[str, Any]:
-    """A route as plain values."""
+    """Return a route as plain values."""
     return {
         "model_x": route.source.name,
         "model_y": route.target.name,

@@ -1,6 +1,6 @@
 """The LightningModule that trains stitching layers through frozen tails.
 
-Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
+Sites are independent: each runs through its own tail, and its graph is freed before the next is built, so a bank needs
 the memory of one site.
 """
 
@@ -59,7 +59,7 @@ from aligners.models.loading.load_models import check_precision
 
 @dataclass(frozen=True)
 class LossWeights:
-    """What a stitching layer is trained on: a weighted sum.
+    """The weights of the losses that a stitching layer is trained on, as a sum.
 
     Args:
         task: weight of the loss of the target's own task, cross-entropy in nats per text or predicted token.
@@ -89,11 +89,11 @@ class LossWeights:
 def bank_gradients(
     mapped: Tensor, loss: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each site and its gradient with respect to the mapped rows, one site after another.
+    """Return the loss of each site and its gradient with respect to the mapped rows, one site after another.
 
     Args:
         mapped: (S, N, d) outputs of a bank; its own graph is not touched.
-        loss: (number of the site pair, rows (N, d)) -> a scalar.
+        loss: takes the number of a site pair and rows (N, d), and returns a scalar.
 
     Returns:
         Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
@@ -116,12 +116,12 @@ class RouteLoss:
     Attributes:
         weights: of the losses.
         route: from which model into which.
-        batch: on the device.
-        units: number of units (texts or tokens) that means are over; of several ranks, their mean.
-        rows: number of rows, likewise.
-        own: (U, C) logits of the target by itself, for distillation; None: there is none.
-        states: (S, N, d_y) states of the target itself, for the activation loss; None likewise.
-        variance: (S,) of the target's states, likewise.
+        batch: a batch on the device.
+        units: number of units (texts or tokens) that means are taken over; with several ranks, its mean over them.
+        rows: number of rows; with several ranks, its mean over them.
+        own: (U, C) logits of the target itself, for distillation; None: no distillation.
+        states: (S, N, d_y) states of the target itself, for the activation loss; None: no such loss.
+        variance: (S,) variance of the target's states, for the activation loss; None: no such loss.
     """
 
     weights: LossWeights
@@ -134,7 +134,7 @@ class RouteLoss:
     variance: Tensor | None = None
 
     def __call__(self, pair: int, mapped: Tensor) -> Tensor:
-        """The loss of mapped rows (N, d_y) at the site pair of this number, a scalar."""
+        """Return the loss of mapped rows (N, d_y) at the site pair of this number, a scalar."""
         weights = self.weights
         total = mapped.new_zeros(())
         if weights.task or self.own is not None:
@@ -154,32 +154,33 @@ class RouteLoss:
 
 PRECISIONS = ("32-true", "bf16-mixed")
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
-STEPS = 2000  # where the Trainer says nothing else
+STEPS = 2000  # number of steps, unless the Trainer gives another
 MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 
 
 class Stitching(BankTraining):
     """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
 
-    Each model's front is run once a batch for all routes that leave it. The models live in the data module: they are
-    never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
-    gives each site what it would get alone. Training takes 2,000 steps, or as many as the Trainer says.
+    Each model's front runs once per batch for all routes that start from it. The models live in the data module: they
+    are never in train mode and never in a checkpoint. Sites are trained independently, including the clipping of
+    gradients, so a bank gives each site the layer that it would get alone. Training takes 2,000 steps, or as many as
+    the Trainer says.
 
     Args:
-        layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
+        layers: name in the report -> the stitching layer: any trainable aligner. Default: affine with a
             LayerNorm (Brown et al., App. C.1), started at the closed-form map.
         routes: `all`: every ordered pair of models, including each model with itself; `different`: only different
             models; `forward`: from the first model into the others.
         loss: what the layers are trained on.
         fitted: file aligners.safetensors of `train.py fit` on the first two models at the same sites: each of its maps
-            is trained further, from its present state.
-        start_batches: batches of fitting texts from whose states the starts of the layers are computed; 0 if no layer
-            needs any.
-        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
+            is trained further.
+        start_batches: batches of fitting texts whose states determine the starts of the layers; 0 if no layer needs
+            any.
+        allow_mixed: allow routes from a model that sees the next token to one that must predict it.
         optimizer: one optimiser for all layers.
         schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
-        warmup: share of the steps over which it rises.
-        gradient_clip: largest gradient norm of a site of a layer; 0 turns clipping off.
+        warmup: share of the steps over which the learning rate rises.
+        gradient_clip: largest norm of the gradient of a layer at a site; 0 turns clipping off.
         seed: of every layer's starting weights.
     """
 
@@ -229,7 +230,7 @@ class Stitching(BankTraining):
         self._check = FiniteCheck()
 
     def _layers(self) -> Iterator[tuple[Route, str, Aligner]]:
-        """Each layer with its route and name."""
+        """Yield each layer with its route and name."""
         for route in self.routes:
             for name, layer in self.banks_of(route.key).items():
                 yield route, name, layer
@@ -237,18 +238,18 @@ class Stitching(BankTraining):
     # ------------------------------------------------------------------ setting up
 
     def setup(self, stage: str) -> None:
-        """Check everything, and build the banks of each route."""
+        """Check the options, and build the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
         if stage == "fit" and self.trainer.max_steps < 1:
             raise UserError(
-                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
-                "many steps the layers are trained, and the learning rate follows it."
+                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it sets how many "
+                "steps the layers are trained, and the learning rate's schedule."
             )
         data = self.stream = stream_of(self.trainer, ModelTexts)
         self.routes = build_routes(
             data.frozen, data.sites, self.wanted_routes, data.component
         )
-        # with the texts that are measured in the end: not after hours of training
+        # checked now with the texts that are measured in the end, not after hours of training
         for split in SPLITS:
             check_routes(
                 self.routes,
@@ -282,7 +283,7 @@ class Stitching(BankTraining):
             self.maps[route.key] = layers
 
     def on_fit_start(self) -> None:
-        """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
+        """Compute the start of every layer from the states of some fitting texts, unless a checkpoint is resumed."""
         if self.start_batches == 0 or self.spread:
             return
         loader = self.stream.loader("fit", shuffle=True)
@@ -303,7 +304,7 @@ class Stitching(BankTraining):
                 fit_map(which, layer, moments, advice=MORE_ROWS)
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Route -> what it reads, and the target's own states where it puts others."""
+        """Return for each route what it reads, and the target's own states at the sites where it puts others."""
         batch = self.stream.prepare(texts).to(self.device)
         states = read_all(self.routes, batch, targets=True)
         rows = {}
@@ -320,7 +321,10 @@ class Stitching(BankTraining):
     def on_train_start(self) -> None:
         """Validate the start first, or the last step if the run was interrupted before its validation."""
         steps = self.trainer.max_steps
-        if self.trainer.max_epochs not in (None, -1):  # epochs may end first
+        if self.trainer.max_epochs not in (
+            None,
+            -1,
+        ):  # epochs may end before the steps do
             steps = int(self.trainer.estimated_stepping_batches)
         validated = None
         if self.curves:
@@ -328,7 +332,7 @@ class Stitching(BankTraining):
         self.begin(steps, validated)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
-        """One step of every layer at every site."""
+        """Take one step of every layer at every site."""
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
         states = read_all(self.routes, batch, targets=self.weights.activation > 0)
         surrogates: list[Tensor] = []
@@ -347,9 +351,9 @@ class Stitching(BankTraining):
         self._watch(losses, batch_idx)
 
     def _losses_of(self, batch: TaskBatch, states: ReadStates) -> Iterator[RouteLoss]:
-        """The loss of each route on a batch."""
+        """Return the loss of each route on a batch."""
         weights = self.weights
-        # the mean over ranks: with it, ranks' mean gradient is that of all units
+        # the mean over ranks: with it, the ranks' mean gradient is that of all units
         units = mean_count(self.trainer, len(batch.targets), self.device)
         rows = mean_count(self.trainer, len(batch.rows), self.device)
         own = {}
@@ -366,7 +370,7 @@ class Stitching(BankTraining):
             yield loss
 
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
-        """Check the losses (S,) of each layer, and log them."""
+        """Check that the losses (S,) of each layer are finite, and log them."""
         for (route, name), loss in losses.items():
             sites = route.site_names()
             which = [f"{name}, {route.name}, site pair {site}" for site in sites]
@@ -393,7 +397,7 @@ class Stitching(BankTraining):
             self._natives[target] = UnitMeans(1).to(self.device)
 
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
-        """Losses of every layer and of the targets by themselves."""
+        """Compute the losses of every layer, and of the targets with nothing replaced."""
         for target, means in self._natives.items():
             means.update(own_answers(target, batch).loss[None])
         states = read_all(self.routes, batch)
@@ -404,7 +408,7 @@ class Stitching(BankTraining):
             self._means[f"{route.key}.{name}"].update(losses)
 
     def on_validation_epoch_end(self) -> None:
-        """Add a point to every learning curve: the penalty on the validation texts. A sanity check has only a few."""
+        """Add a point to every learning curve: the penalty on the validation texts, or on a few in a sanity check."""
         if self.trainer.sanity_checking:
             return
         natives = {target: means.compute() for target, means in self._natives.items()}
@@ -431,13 +435,13 @@ class Stitching(BankTraining):
             self.curves.append(point)
 
     def criteria(self) -> dict[str, Tensor]:
-        """The last validation's loss at each site of each bank, (S,)."""
+        """Return the last validation's loss at each site of each bank, (S,)."""
         return self._losses
 
     # ------------------------------------------------------------------ checkpoints
 
     def stored(self) -> StoredBank:
-        """The layers as they are, and what another process needs to use them."""
+        """Return the layers as they are, with what another process needs to use them."""
         data = self.stream
         return StoredBank(
             "stitch",
@@ -453,11 +457,11 @@ class Stitching(BankTraining):
         )
 
     def _pairs(self) -> dict[str, list[tuple[int, int]]]:
-        """Route -> its site pairs."""
+        """Return the site pairs of each route."""
         return {route.key: list(route.pairs) for route in self.routes}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run needs, and what tells it from another run.
+        """Add what a resumed run needs, and what distinguishes it from other runs.
 
         Raises:
             ValueError: a loss since the last check was not finite.
@@ -470,7 +474,7 @@ class Stitching(BankTraining):
         }
 
     def options(self) -> dict[str, Any]:
-        """The routes, the layers, and what these start from and are trained on."""
+        """Return the routes, the layers, where they start, and what they are trained on."""
         layers = self.banks().items()
         return {
             "routes": self._pairs(),
@@ -480,11 +484,11 @@ class Stitching(BankTraining):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore where the layers started, and the curves so far.
+        """Restore the layers' starts, and the curves so far.
 
         Raises:
-            ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
-                other routes, or with other layers, data or options.
+            ValueError: the checkpoint is not one of stitching, or was trained on other models, at other site pairs,
+                along other routes, or with other layers, data or options.
         """
         if STITCHING not in checkpoint:
             raise UserError(
@@ -492,7 +496,7 @@ class Stitching(BankTraining):
             )
         stored = checkpoint[STITCHING]
         steps = checkpoint["global_step"]
-        most = self.trainer.max_steps  # before a complete run takes the limit away
+        most = self.trainer.max_steps  # checked before a complete run removes the limit
         self.resume(checkpoint, stored)
         if steps > most:
             raise UserError(
