@@ -90,7 +90,7 @@ def test_other_texts_are_looked_at_too(world: World, tmp_path: Path) -> None:
     data = activations(world, model_y=changed(world, tmp_path / "y", one_more))
     assert data.frozen[0].tokenizer is data.frozen[1].tokenizer
     strange = TextSource(write_texts(tmp_path / "other.csv", ["an unheardof film", *sentences(40)]))
-    with pytest.raises(UserError, match=r"Expected texts of which .*y and the first model have the same tokens"):
+    with pytest.raises(UserError, match=r"Expected texts that .*y and the first model turn into the same tokens"):
         data.other_texts(strange)
 
 

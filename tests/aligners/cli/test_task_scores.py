@@ -96,9 +96,9 @@ def test_numbers_that_no_head_answers_or_that_are_all_equal_are_refused(
     model, further = f"{tuned}/none/seed-0", f"{tuned}/none/seed-1"
     same = "Expected different numbers to predict"
     for run, text, options, said in (
-        (evaluate, numbers, ["surgery", "--data.models", world.model_x], r"Expected classes.*numbers with fractions"),
+        (evaluate, numbers, ["surgery", "--data.models", world.model_x], r"Expected classes.*fractional numbers"),
         (evaluate, numbers, ["inject", "--data.model_x", world.model_x, "--data.model_y", world.model_y],
-         r"Expected classes.*numbers with fractions"),
+         r"Expected classes.*fractional numbers"),
         (train, equal, ["finetune", "--data.models", world.model_x], same),
         (evaluate, equal, ["surgery", "--data.models", model], same),
         (evaluate, equal, ["inject", "--data.model_x", model, "--data.model_y", further], same),

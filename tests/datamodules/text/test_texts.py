@@ -132,7 +132,7 @@ def test_a_further_split_gives_the_held_out_texts_that_the_official_one_lacks(tm
         assert texts_of(load_texts(replace(source, fill_from="test", **none))) == texts_of(
             load_texts(replace(source, **none))
         )
-    with pytest.raises(ValueError, match="`fill_from` 'test' is not for `streaming`"):
+    with pytest.raises(ValueError, match="`fill_from` 'test' does not work with `streaming`"):
         replace(source, fill_from="test", max_texts=10, streaming=True)
 
 
@@ -169,7 +169,7 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, end: str) -> None:
         load_texts(replace(source, where={"subcase": "ln_passive"}))
     with pytest.raises(ValueError, match=r"The split 'fit' of .* has no texts"):
         load_texts(replace(source, where={"heuristic": "no such"}))
-    with pytest.raises(ValueError, match=r"`where` .* is not for `streaming`"):
+    with pytest.raises(ValueError, match=r"`where` .* does not work with `streaming`"):
         replace(source, where={"heuristic": "subsequence"}, max_texts=10, streaming=True)
 
 
@@ -543,7 +543,7 @@ def test_no_more_is_read_than_is_taken(tmp_path: Path) -> None:
     read = texts.describe()["streamed_rows_read"]["fit"]
     last = max(int(text.split()[-1]) for texts in texts_of(texts).values() for text in texts)
     assert read == last + 1 < 300
-    with pytest.raises(ValueError, match=r"`source`.*cannot be read to where `max_texts` asks"):
+    with pytest.raises(ValueError, match=r"`source`.*cannot be read as far as `max_texts` requires"):
         load_texts(TextSource(str(folder), max_texts=3000, streaming=True))
 
 

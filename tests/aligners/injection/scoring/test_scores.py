@@ -250,7 +250,7 @@ def test_labels_that_the_head_does_not_know_are_refused() -> None:
         (classifier, torch.tensor([-2, 1]), r"'here' have labels -2\.\.1"),
         (classifier, torch.tensor([-1, 1]), r"a label for every text, but 1 of 2 texts of 'here' have none \(-1"),
         (classifier, torch.tensor([0.5, math.nan]), r"a label for every text, but 1 of 2"),
-        (classifier, torch.tensor([0.5, 1.0]), r"classes, as the head of .* have numbers with fractions"),
+        (classifier, torch.tensor([0.5, 1.0]), r"classes, as the head of .* have fractional numbers"),
         (
             tiny_frozen(n_labels=None),
             torch.tensor([0, 1]),

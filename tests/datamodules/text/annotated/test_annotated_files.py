@@ -215,7 +215,7 @@ def test_annotations_decide_what_the_texts_are_and_are_not_streamed(tmp_path: Pa
         path.write_text(path.read_text().replace("NOUN", change))
         hashes.append(load_texts(TextSource(str(path))).origin["hashes"])
     assert hashes[0] != hashes[1]
-    with pytest.raises(ValueError, match="`streaming` is not for annotated sentences"):
+    with pytest.raises(ValueError, match="`streaming` does not work with annotated sentences"):
         load_texts(TextSource(str(path), streaming=True, max_texts=5))
 
 
