@@ -1,6 +1,6 @@
 """The invertible network: the hypothesis of a bijection, as a map."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,6 +20,7 @@ from aligners.maps.starting_maps import (
 from aligners.similarity.algebra.moments import Moments
 
 Mixing = Literal["none", "rotation", "linear"]
+Halves = tuple[Tensor, Tensor]  # (S, N, d // 2) and (S, N, d − d // 2)
 
 MUCH_LEFT = 0.25  # FVU of a start, from which all weights have the full rate
 
@@ -88,14 +89,14 @@ class INN(Aligner):
         both_ways: bool = True,
     ) -> None:
         super().__init__(sites, d_x, d_y)
-        if hidden is None:
-            hidden = 9 * d_x // 4 if mixing == "none" else 3 * d_x // 2
-        if start is None:
-            start = "identity" if mixing == "none" else "best"
         if d_x < 2:
             raise UserError(
                 f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP."
             )
+        if hidden is None:
+            hidden = _default_hidden(mixing, d_x)
+        if start is None:
+            start = _default_start(mixing)
         check_range(least=1, couplings=couplings, hidden=hidden, depth=depth)
         _check_names(mixing, start)
 
@@ -104,59 +105,81 @@ class INN(Aligner):
         self.mixing = mixing
         self.start = start
         self.both_ways = both_ways
-        self.widths = (d_x // 2, d_x - d_x // 2)
+        half = d_x // 2
+        self.widths = (half, d_x - half)
         self.scaling = Scaling(sites, d_x, d_y)
-        self.couplings = _modules(map(self._coupling, range(couplings)))
-        self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
+        self._add_couplings(couplings)
+        started = torch.zeros(sites, dtype=torch.long)
+        self.register_buffer("started", started)
         self.register_buffer("step_share", torch.ones(sites))
-        self.matrices = None
-        if mixing == "linear":
-            matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1)
-            self.matrices = nn.Parameter(matrices)
-        self._add_rotations(couplings if mixing == "rotation" else 0)
+        self._add_mixing(couplings)
 
-    def _coupling(self, k: int) -> AffineCoupling:
-        """A new coupling, the k-th: even ones change the second half, odd ones the first."""
-        kept, changed = self.widths if k % 2 == 0 else self.widths[::-1]
-        return AffineCoupling(self.sites, kept, changed, self.hidden, self.depth)
+    def _add_couplings(self, number: int) -> None:
+        """Add couplings: those of even number change the second half, those of odd number the first."""
+        couplings = []
+        kept, changed = self.widths
+        for _ in range(number):
+            coupling = AffineCoupling(
+                self.sites, kept, changed, self.hidden, self.depth
+            )
+            couplings.append(coupling)
+            kept, changed = changed, kept
+        self.couplings = _modules(couplings)
+
+    def _add_mixing(self, couplings: int) -> None:
+        """Add what stands between so many couplings."""
+        self.matrices = None
+        self.rotations = _modules([])
+        self.pairs = _modules([])
+        if self.mixing == "linear":
+            matrices = _telescope(couplings, self.d_x)
+            of_sites = matrices.repeat(self.sites, 1, 1, 1)
+            self.matrices = nn.Parameter(of_sites)
+        elif self.mixing == "rotation":
+            self._add_rotations(couplings)
 
     def _add_rotations(self, number: int) -> None:
-        """Add rotations, the learned matrices around them, and the fixed A and M; none of these for 0."""
+        """Add rotations, the learned matrices around them, and the fixed A and M."""
         rotations = []
-        pairs = []
         for k in range(number):
-            rotations.append(ShuffledHadamard(self.d_x, k))
-            pairs.append(TriangularPair(self.sites, self.d_x))
-        if number:
-            pairs.append(TriangularPair(self.sites, self.d_x))
+            rotation = ShuffledHadamard(self.d_x, k)
+            rotations.append(rotation)
+        pairs = []
+        for _ in range(number + 1):
+            pair = TriangularPair(self.sites, self.d_x)
+            pairs.append(pair)
         self.rotations = _modules(rotations)
         self.pairs = _modules(pairs)
-        if not number:
-            return
+
         same = torch.eye(self.d_x)
         back = self._turned_back(same)
-        self.register_buffer("first", same.repeat(self.sites, 1, 1))
-        self.register_buffer("first_inverse", same.repeat(self.sites, 1, 1))
-        self.register_buffer("last", back.repeat(self.sites, 1, 1))
-        self.register_buffer("last_inverse", back.mT.repeat(self.sites, 1, 1))
+        self._add_fixed("first", same)
+        self._add_fixed("first_inverse", same)
+        self._add_fixed("last", back)
+        self._add_fixed("last_inverse", back.mT)
+
+    def _add_fixed(self, name: str, matrix: Tensor) -> None:
+        """Add a buffer that holds a matrix (d, d) for each site."""
+        of_sites = matrix.repeat(self.sites, 1, 1)
+        self.register_buffer(name, of_sites)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
         with torch.autocast(x.device.type, enabled=False):
-            scaled = self.scaling.scale(_precise(x))
-            return self.scaling.unscale_target(self._map(scaled))
+            mapped = self._map(self._scaled(x))
+            return self.scaling.unscale_target(mapped)
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         with torch.autocast(y.device.type, enabled=False):
-            scaled = self.scaling.scale_target(_precise(y))
-            return self.scaling.unscale(self._map_back(scaled))
+            mapped = self._map_back(self._scaled_target(y))
+            return self.scaling.unscale(mapped)
 
     def loss(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
         """FVU of g on the batch, or its rows where `real` (N,) is 1, plus that of g⁻¹ under `both_ways`: (S,)."""
         with torch.autocast(x.device.type, enabled=False):
-            x = self.scaling.scale(_precise(x))
-            y = self.scaling.scale_target(_precise(y))
+            x = self._scaled(x)
+            y = self._scaled_target(y)
             there = mean_square(self._map(x) - y, real)
             if not self.both_ways:
                 return there
@@ -167,21 +190,28 @@ class INN(Aligner):
         """The logarithm of |det ∂g/∂x| at each row: (S, N, d) -> (S, N)."""
         with torch.autocast(x.device.type, enabled=False):
             constant = self._constant_log_det()
-            log_scales: list[Tensor] = []
-            self._map(self.scaling.scale(_precise(x)), log_scales)
-            return constant + torch.stack(log_scales).sum(0)
+            log_dets: list[Tensor] = []
+            self._map(self._scaled(x), log_dets)
+            of_couplings = torch.stack(log_dets).sum(0)
+            return constant + of_couplings
 
     def _constant_log_det(self) -> Tensor:
         """What all but the couplings add to `log_det`, the same at every row: (S, 1)."""
         scale = self.scaling.scale_y / self.scaling.scale_x
-        constant = self.d_x * scale.log().squeeze(-1)
+        of_scale = scale.log().squeeze(-1)
+        constant = self.d_x * of_scale
         if self.matrices is not None:
-            constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
-        if self.rotations:
-            fixed = batch_log_det(self.first) + batch_log_det(self.last)
-            learned = torch.stack([pair.log_det() for pair in self.pairs]).sum(0)
-            constant = constant + fixed[:, None] + learned[:, None]
-        return constant
+            of_matrices = batch_log_det(self.matrices)
+            return constant + of_matrices.sum(1, keepdim=True)
+        if not self.rotations:
+            return constant
+
+        fixed = batch_log_det(self.first) + batch_log_det(self.last)
+        of_pairs = []
+        for pair in self.pairs:
+            of_pairs.append(pair.log_det())
+        learned = torch.stack(of_pairs).sum(0)
+        return constant + fixed[:, None] + learned[:, None]
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
@@ -190,8 +220,9 @@ class INN(Aligner):
         if self.mixing == "none":
             return
         start = invertible_start(moments, self.start, self.both_ways)
-        left = (start.error / MUCH_LEFT).clamp(0, 1)
-        self.step_share.copy_(left.sqrt())
+        left = start.error / MUCH_LEFT
+        share = left.clamp(0, 1).sqrt()
+        self.step_share.copy_(share)
         self._start(moments, start)
 
     @torch.no_grad()
@@ -206,29 +237,26 @@ class INN(Aligner):
         of_x = deviation(moments.xx, moments.n)
         of_y = deviation(moments.yy, moments.n)
         weight = start * of_x / of_y
-        taken = torch.full_like(self.started, START_NAMES.index("linear"))
+        inverse = batch_inverse(weight)
+        linear = START_NAMES.index("linear")
+        taken = torch.full_like(self.started, linear)
         unknown = torch.ones_like(self.step_share)
         self.step_share.copy_(unknown)
-        given = StartingMap(weight, batch_inverse(weight), taken, unknown)
+        given = StartingMap(weight, inverse, taken, unknown)
         self._start(moments, given)
 
     def _start(self, moments: Moments, given: StartingMap) -> None:
         """Set the matrices so that the untrained network is a given map."""
         self.started.copy_(given.taken)
         start = given.weight
-        if self.matrices is None:
-            into, out_of = calm_space(moments, start, given.rigid)
-            self.first.copy_(into)
-            self.first_inverse.copy_(out_of)
-            self.last.copy_(self._turned_back(out_of @ start))
-            self.last_inverse.copy_(self._turned(given.inverse @ into))
+        if self.matrices is not None:
+            _start_product(self.matrices, start)
             return
-        product, *rest = self.matrices.double().unbind(1)
-        for matrix in rest:
-            product = product @ matrix
-        # the draws' product is the identity, unless an earlier fit moved it
-        last = self.matrices[:, -1].double()
-        self.matrices[:, -1] = last @ batch_solve(product, start)
+        into, out_of = calm_space(moments, start, given.rigid)
+        self.first.copy_(into)
+        self.first_inverse.copy_(out_of)
+        self.last.copy_(self._turned_back(out_of @ start))
+        self.last_inverse.copy_(self._turned(given.inverse @ into))
 
     def rate_share(self, name: str) -> Tensor | None:
         """Where the start leaves little, the root of what it leaves, for all that is zero or the identity at first.
@@ -248,18 +276,32 @@ class INN(Aligner):
 
     def options(self) -> dict[str, Any]:
         """All options of the network and of its loss."""
-        return {**super().options(), "couplings": len(self.couplings)}
+        options = super().options()
+        options["couplings"] = len(self.couplings)
+        return options
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any
     ) -> None:
         """Networks of earlier versions have no matrix A, and train at the full rate."""
-        state_dict.setdefault(prefix + "step_share", torch.ones(self.sites))
+        full_rate = torch.ones(self.sites)
+        state_dict.setdefault(prefix + "step_share", full_rate)
         if self.rotations:
-            same = torch.eye(self.d_x).repeat(self.sites, 1, 1)
+            one = torch.eye(self.d_x)
+            same = one.repeat(self.sites, 1, 1)
             state_dict.setdefault(prefix + "first", same)
             state_dict.setdefault(prefix + "first_inverse", same)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """States of X, centred and scaled, in float32 or better."""
+        x = _precise(x)
+        return self.scaling.scale(x)
+
+    def _scaled_target(self, y: Tensor) -> Tensor:
+        """States of Y, centred and scaled, in float32 or better."""
+        y = _precise(y)
+        return self.scaling.scale_target(y)
 
     def _turned(self, x: Tensor) -> Tensor:
         """Apply all rotations in turn: x R_1 ... R_K."""
@@ -269,36 +311,34 @@ class INN(Aligner):
 
     def _turned_back(self, matrix: Tensor) -> Tensor:
         """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
-        return self._turned(matrix.mT).mT
+        turned = self._turned(matrix.mT)
+        return turned.mT
 
-    def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
-        """Apply g to scaled states; append each coupling's log-determinant (S, N) to `log_scales`.
+    def _map(self, x: Tensor, log_dets: list[Tensor] | None = None) -> Tensor:
+        """Apply g to scaled states; append each coupling's log-determinant (S, N) to `log_dets`.
 
         The halves stay apart where nothing stands between the couplings, or a matrix that can be applied to them
         separately: joining them each time would cost as much as the couplings' own arithmetic.
         """
-        matrices = None if self.matrices is None else self.matrices.unbind(1)
+        matrices = None
+        if self.matrices is not None:
+            matrices = self.matrices.unbind(1)
+            x = x @ matrices[0]
         if self.rotations:
             x = x @ self.first
-        if matrices is not None:
-            x = x @ matrices[0]
-        x_a, x_b = self._halves(x)
 
+        halves = self._split(x)
         for k, coupling in enumerate(self.couplings):
             if self.rotations:
-                joined = self.pairs[k](torch.cat((x_a, x_b), -1))
-                x_a, x_b = self._halves(self.rotations[k](joined))
-            if log_scales is not None:
-                log_scale = coupling.log_scale(x_b if k % 2 else x_a)
-                log_scales.append(log_scale.sum(-1))
-            if k % 2:
-                x_a = coupling(x_b, x_a)
-            else:
-                x_b = coupling(x_a, x_b)
+                halves = self._rotate(k, halves)
+            if log_dets is not None:
+                log_scale = coupling.log_scale(halves[k % 2])
+                log_dets.append(log_scale.sum(-1))
+            halves = _change(k, coupling, halves)
             if matrices is not None:
-                x_a, x_b = self._mix(x_a, x_b, matrices[k + 1])
+                halves = self._mix(halves, matrices[k + 1])
 
-        x = torch.cat((x_a, x_b), -1)
+        x = torch.cat(halves, -1)
         if self.rotations:
             x = self.pairs[-1](x @ self.last)
         return x
@@ -309,38 +349,84 @@ class INN(Aligner):
         if self.matrices is not None:
             matrices = batch_inverse(self.matrices).unbind(1)
         if self.rotations:
-            y = self.pairs[-1].inverse(y) @ self.last_inverse
-        y_a, y_b = self._halves(y)
+            y = self.pairs[-1].inverse(y)
+            y = y @ self.last_inverse
 
+        halves = self._split(y)
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
-                y_a, y_b = self._mix(y_a, y_b, matrices[k + 1])
-            if k % 2:
-                y_a = self.couplings[k].inverse(y_b, y_a)
-            else:
-                y_b = self.couplings[k].inverse(y_a, y_b)
+                halves = self._mix(halves, matrices[k + 1])
+            coupling = self.couplings[k]
+            halves = _change(k, coupling.inverse, halves)
             if self.rotations:
-                joined = torch.cat((y_a, y_b), -1)
-                turned = self.rotations[k].inverse(joined)
-                y_a, y_b = self._halves(self.pairs[k].inverse(turned))
+                halves = self._rotate_back(k, halves)
 
-        y = torch.cat((y_a, y_b), -1)
+        y = torch.cat(halves, -1)
         if self.rotations:
             y = y @ self.first_inverse
         if matrices is not None:
             y = y @ matrices[0]
         return y
 
-    def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, x: Tensor) -> Halves:
         """Split the features in two."""
         x_a, x_b = x.split(self.widths, dim=-1)
         return x_a, x_b
 
-    def _mix(self, x_a: Tensor, x_b: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotate(self, k: int, halves: Halves) -> Halves:
+        """The halves of x P_k R_k, with k counted from 0."""
+        x = torch.cat(halves, -1)
+        x = self.pairs[k](x)
+        x = self.rotations[k](x)
+        return self._split(x)
+
+    def _rotate_back(self, k: int, halves: Halves) -> Halves:
+        """The inverse of `_rotate`."""
+        y = torch.cat(halves, -1)
+        y = self.rotations[k].inverse(y)
+        y = self.pairs[k].inverse(y)
+        return self._split(y)
+
+    def _mix(self, halves: Halves, matrix: Tensor) -> Halves:
         """The halves of x times a matrix, without joining them."""
+        x_a, x_b = halves
         top, bottom = matrix.split(self.widths, dim=-2)
         mixed = torch.baddbmm(x_a @ top, x_b, bottom)
-        return self._halves(mixed)
+        return self._split(mixed)
+
+
+def _change(k: int, change: Callable[..., Tensor], halves: Halves) -> Halves:
+    """Change one half by the k-th coupling, or its inverse: the second where k is even, the first where it is odd."""
+    if k % 2 == 0:
+        x_a, x_b = halves
+        return x_a, change(x_a, x_b)
+    x_b, x_a = halves
+    return change(x_a, x_b), x_a
+
+
+def _start_product(matrices: Tensor, start: Tensor) -> None:
+    """Change the last of the matrices (S, K + 1, d, d) of each site so that their product is a given map."""
+    product, *rest = matrices.double().unbind(1)
+    for matrix in rest:
+        product = product @ matrix
+    # the draws' product is the identity, unless an earlier fit moved it
+    missing = batch_solve(product, start)
+    last = matrices[:, -1].double()
+    matrices[:, -1] = last @ missing
+
+
+def _default_hidden(mixing: Mixing, width: int) -> int:
+    """The width of hidden layers at which networks of every mixing have one size."""
+    if mixing == "none":
+        return 9 * width // 4
+    return 3 * width // 2
+
+
+def _default_start(mixing: Mixing) -> Start:
+    """The start where none is asked for."""
+    if mixing == "none":
+        return "identity"
+    return "best"
 
 
 def _check_names(mixing: Mixing, start: Start) -> None:
@@ -365,11 +451,16 @@ def _telescope(couplings: int, width: int) -> Tensor:
     Returns:
         (couplings + 1, width, width)
     """
-    draws = torch.linalg.qr(torch.randn(couplings, width, width)).Q
+    normal = torch.randn(couplings, width, width)
+    draws = torch.linalg.qr(normal).Q
+    first = draws[:1]
     between = draws[:-1].mT @ draws[1:]
-    return torch.cat((draws[:1], between, draws[-1:].mT))
+    last = draws[-1:].mT
+    return torch.cat((first, between, last))
 
 
 def _precise(x: Tensor) -> Tensor:
     """Convert half precision to float32: no inverse is exact in it."""
-    return x.float() if x.dtype.itemsize < 4 else x
+    if x.dtype.itemsize < 4:
+        return x.float()
+    return x

@@ -1,6 +1,5 @@
 """What invertible networks are built of: couplings, rotations, and matrices that are cheap to invert."""
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,9 +26,12 @@ class Conditioner(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden = nn.ModuleList()
-        for width, wider in pairwise([d_in] + [hidden] * depth):
-            self.hidden.append(BankLinear(sites, width, wider))
-        self.last = BankLinear(sites, hidden, d_out)
+        width = d_in
+        for _ in range(depth):
+            layer = BankLinear(sites, width, hidden)
+            self.hidden.append(layer)
+            width = hidden
+        self.last = BankLinear(sites, width, d_out)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
@@ -60,19 +62,23 @@ class AffineCoupling(nn.Module):
         self, sites: int, d_keep: int, d_change: int, hidden: int, depth: int
     ) -> None:
         super().__init__()
-        self.conditioner = Conditioner(sites, d_keep, 2 * d_change, hidden, depth)
+        conditions = 2 * d_change  # r and t
+        self.conditioner = Conditioner(sites, d_keep, conditions, hidden, depth)
 
     def forward(self, x_a: Tensor, x_b: Tensor) -> Tensor:
         """y_b, (S, N, d_change)."""
-        return _Affine.apply(x_b, self.conditioner(x_a), False)
+        conditions = self.conditioner(x_a)
+        return _Affine.apply(x_b, conditions, False)
 
     def inverse(self, x_a: Tensor, y_b: Tensor) -> Tensor:
         """x_b, (S, N, d_change)."""
-        return _Affine.apply(y_b, self.conditioner(x_a), True)
+        conditions = self.conditioner(x_a)
+        return _Affine.apply(y_b, conditions, True)
 
     def log_scale(self, x_a: Tensor) -> Tensor:
         """s, (S, N, d_change); its sum over the last axis is the log-determinant of `forward`."""
-        raw, _ = self.conditioner(x_a).chunk(2, dim=-1)
+        conditions = self.conditioner(x_a)
+        raw, _ = conditions.chunk(2, dim=-1)
         return raw.tanh()
 
 
@@ -86,40 +92,39 @@ class _Affine(torch.autograd.Function):
     def forward(ctx: Any, given: Tensor, conditions: Tensor, inverse: bool) -> Tensor:
         raw, shift = conditions.chunk(2, dim=-1)
         log_scale = raw.tanh()
+        ctx.inverse = inverse
         if inverse:
             scale = (-log_scale).exp()
             result = (given - shift).mul_(scale)
+            x = result
         else:
             scale = log_scale.exp()
             result = torch.addcmul(shift, given, scale)
-        ctx.inverse = inverse
-        ctx.save_for_backward(result if inverse else given, log_scale, scale)
+            x = given
+        ctx.save_for_backward(x, log_scale, scale)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, log_scale, scale = ctx.saved_tensors
         scaled = grad * scale
-        if ctx.inverse:
-            conditions = _join(grad * x, log_scale, scaled).neg_()
-        else:
+        if not ctx.inverse:
             conditions = _join(scaled * x, log_scale, grad)
-        return scaled, conditions, None
+            return scaled, conditions, None
+        negative = _join(grad * x, log_scale, scaled)
+        return scaled, negative.neg_(), None
 
 
 def _join(grad_log_scale: Tensor, log_scale: Tensor, grad_shift: Tensor) -> Tensor:
     """Return the gradient of (r, t), given those of tanh(r) and t."""
-    width = log_scale.shape[-1]
-    joined = grad_shift.new_empty(*grad_shift.shape[:-1], 2 * width)
+    *lead, width = log_scale.shape
+    joined = grad_shift.new_empty(*lead, 2 * width)
+    of_raw, of_shift = joined.chunk(2, dim=-1)
     # d tanh(r) / dr = 1 − tanh(r)²
     torch.addcmul(
-        grad_log_scale,
-        grad_log_scale,
-        log_scale.square(),
-        value=-1,
-        out=joined[..., :width],
+        grad_log_scale, grad_log_scale, log_scale.square(), value=-1, out=of_raw
     )
-    joined[..., width:] = grad_shift
+    of_shift.copy_(grad_shift)
     return joined
 
 
@@ -148,46 +153,56 @@ class ShuffledHadamard(nn.Module):
         super().__init__()
         draw = torch.Generator().manual_seed(number)
         order = torch.randperm(width, generator=draw)
-        signs = 2.0 * torch.randint(2, (width,), generator=draw) - 1
+        bits = torch.randint(2, (width,), generator=draw)
+        back = order.argsort()
+        signs = 2.0 * bits - 1
         block = _hadamard(width)
-        self.mixed = width - width % len(block)
+        left_over = width % len(block)
+        self.mixed = width - left_over
         self.register_buffer("order", order, persistent=False)
-        self.register_buffer("back", order.argsort(), persistent=False)
+        self.register_buffer("back", back, persistent=False)
         self.register_buffer("signs", signs, persistent=False)
         self.register_buffer("block", block, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
         shuffled = _shuffled(x, self.order)
-        return self._mix(shuffled * self.signs.to(x.dtype))
+        signs = self.signs.to(x.dtype)
+        return self._mix(shuffled * signs)
 
     def inverse(self, y: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
-        flipped = self._mix(y) * self.signs.to(y.dtype)
+        signs = self.signs.to(y.dtype)
+        flipped = self._mix(y) * signs
         return _shuffled(flipped, self.back)
 
     def _mix(self, x: Tensor) -> Tensor:
         """Multiply by the blocks, which are symmetric and their own inverses."""
-        blocks = x[..., : self.mixed].unflatten(-1, (-1, len(self.block)))
-        mixed = (blocks @ self.block.to(x.dtype)).flatten(-2)
+        block = self.block.to(x.dtype)
+        covered = x[..., : self.mixed]
+        rest = x[..., self.mixed :]
+        blocks = covered.unflatten(-1, (-1, len(block)))
+        mixed = (blocks @ block).flatten(-2)
         if self.mixed == x.shape[-1]:
             return mixed
-        return torch.cat((mixed, x[..., self.mixed :]), -1)
+        return torch.cat((mixed, rest), -1)
 
 
 def _hadamard(width: int) -> Tensor:
     """The largest orthogonal Hadamard matrix of 1, 4, 16 or 64 rows that is no wider than this."""
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     four = torch.kron(two, two) / 2
+    largest = min(width, 64)
     block = torch.ones(1, 1)
-    while 4 * len(block) <= min(width, 64):
+    while 4 * len(block) <= largest:
         block = torch.kron(block, four)
     return block
 
 
 def _shuffled(x: Tensor, order: Tensor) -> Tensor:
     """Features in another order. On a CPU, `index_select` would take half as long again along the last dimension."""
-    return x.gather(-1, order.expand_as(x))
+    places = order.expand_as(x)
+    return x.gather(-1, places)
 
 
 class TriangularPair(nn.Module):
@@ -206,7 +221,8 @@ class TriangularPair(nn.Module):
     def __init__(self, sites: int, width: int) -> None:
         super().__init__()
         # the diagonal holds the logarithm of D, all else is L and U
-        self.entries = nn.Parameter(torch.zeros(sites, width, width))
+        entries = torch.zeros(sites, width, width)
+        self.entries = nn.Parameter(entries)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
@@ -223,12 +239,18 @@ class TriangularPair(nn.Module):
 
     def log_det(self) -> Tensor:
         """The logarithm of the determinant, (S,)."""
-        return self.entries.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return self._log_diagonal().sum(-1)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         """I + L and D + U, each (S, d, d)."""
         entries = self.entries
-        lower = entries.tril(-1) + identity_like(entries)
-        diagonal = entries.diagonal(dim1=-2, dim2=-1).exp()
-        upper = entries.triu(1) + torch.diag_embed(diagonal)
+        same = identity_like(entries)
+        lower = entries.tril(-1) + same
+        diagonal = self._log_diagonal().exp()
+        scaling = torch.diag_embed(diagonal)
+        upper = entries.triu(1) + scaling
         return lower, upper
+
+    def _log_diagonal(self) -> Tensor:
+        """The logarithm of D's diagonal, (S, d)."""
+        return self.entries.diagonal(dim1=-2, dim2=-1)

@@ -32,7 +32,8 @@ def bank_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if not _HALF.get():
         return torch.baddbmm(bias, x, weight)
     product = x.bfloat16() @ weight.bfloat16()
-    return product.to(x.dtype) + bias
+    precise = product.to(x.dtype)
+    return precise + bias
 
 
 def identity_like(matrix: Tensor) -> Tensor:
@@ -54,7 +55,9 @@ def batch_inverse(matrices: Tensor) -> Tensor:
 
 def batch_solve(matrices: Tensor, right: Tensor) -> Tensor:
     """A⁻¹ B for A (..., d, d) and B (..., d, k) -> (..., d, k)."""
-    rights = right.expand(*matrices.shape[:-2], *right.shape[-2:])
+    lead = matrices.shape[:-2]
+    size = right.shape[-2:]
+    rights = right.expand(*lead, *size)
     return _each(torch.linalg.solve, matrices, rights)
 
 
@@ -78,6 +81,13 @@ def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
     if banks[0].device.type != "cpu":
         return function(*banks)
     lead = banks[0].shape[:-2]
-    flat = [bank.reshape(-1, *bank.shape[-2:]) for bank in banks]
-    results = torch.stack(list(map(function, *flat)))
-    return results.reshape(*lead, *results.shape[1:])
+    flat = []
+    for bank in banks:
+        size = bank.shape[-2:]
+        flat.append(bank.reshape(-1, *size))
+    results = []
+    for matrices in zip(*flat, strict=True):
+        results.append(function(*matrices))
+    stacked = torch.stack(results)
+    size = stacked.shape[1:]
+    return stacked.reshape(*lead, *size)
