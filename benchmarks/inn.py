@@ -261,26 +261,30 @@ def products_of(aligner: INN, rows: int, device: str) -> Callable[[], None]:
     return run
 
 
+def step_of(aligner: INN, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A training step without the optimiser: the loss and its gradients."""
+
+    def run() -> None:
+        aligner.zero_grad()
+        aligner.loss(x, y).sum().backward()
+
+    return run
+
+
 def both_ways(
     figures: Figures, rows: int, width: int, rounds: int, device: str
 ) -> None:
     """A step of the default network against its own products."""
     x, y = torch.randn(2, 1, rows, width, device=device)
     aligner = INN(1, width, width).to(device)
-
-    def step() -> None:
-        aligner.zero_grad()
-        aligner.loss(x, y).sum().backward()
-
-    names = "default INN, a step both ways", "its matrix products"
-    seconds = interleaved(
-        {names[0]: step, names[1]: products_of(aligner, rows, device)},
-        rounds=rounds,
-        device=device,
-    )
+    steps = {
+        "default INN, a step both ways": step_of(aligner, x, y),
+        "its matrix products": products_of(aligner, rows, device),
+    }
+    seconds = interleaved(dict(steps), rounds=rounds, device=device)
     figures.add_times(seconds)
     figures.add(
-        "default INN, a step / its matrix products", ratio(seconds, *names), bar=1.5
+        "default INN, a step / its matrix products", ratio(seconds, *steps), bar=1.5
     )
 
 

@@ -38,6 +38,7 @@ from benchmarks.parts import bert_config
 
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {"inn": INN, "mlp": MLP}
 NOISE = 0.03
+SHARED = 0.7  # share of the variance of states that a token's type explains
 
 
 class Rows(NamedTuple):
@@ -50,8 +51,22 @@ class Rows(NamedTuple):
     truth: Tensor | None
 
 
-def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) -> Rows:
-    """States with a known answer."""
+def synthetic(
+    width: int,
+    seed: int,
+    rows: int = 20_000,
+    held_out: int = 4_000,
+    types: Tensor | None = None,
+) -> Rows:
+    """States with a known answer.
+
+    Args:
+        width: d of both.
+        seed: of all that is drawn.
+        rows: to fit on.
+        held_out: further rows.
+        types: (rows + held_out,) of the rows; those of one type share `SHARED` of their variance. Default: no types.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -66,7 +81,11 @@ def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) 
         normal(width, width) / width**0.5,
         2 * torch.pi * torch.rand(width, generator=draw),
     )
-    latent = normal(rows + held_out, width) * spread
+    latent = normal(rows + held_out, width)
+    if types is not None:
+        of_types = normal(int(types.max()) + 1, width)
+        latent = (1 - SHARED) ** 0.5 * latent + SHARED**0.5 * of_types[types]
+    latent = latent * spread
     truth = latent + 2**0.5 * (torch.sin(latent @ weight + phase) @ mixing) * spread
     y = truth + NOISE**0.5 * normal(rows + held_out, width) * spread
     x, y, truth = (

@@ -1,14 +1,14 @@
-"""Everything that has a figure for GPUs, in at most 8 minutes on one of them: `python -m benchmarks.on_gpu`.
+"""Everything that has a figure for GPUs, in at most 6 minutes on one of them: `python -m benchmarks.on_gpu`.
 
 Models have random weights and texts random tokens: nothing is downloaded. Each part is described in its module. One
 that fails or takes too long does not hide the others: its error is in the JSON, which is written anew after every part,
 so that a run that is cut off leaves what it had. A part for which too little time is left is not begun. The exit status
 is 1 if a part failed or a figure missed its bar.
 
-It runs from a bare checkout, without `datasets`, jsonargparse or W&B. The parts that use Lightning are skipped where it
-is not installed; torch_cka and flash_attn are compared with if they are. Bring what is missing to a machine without a
-network as wheels: `pip download --no-deps --only-binary=:all: --python-version 3.12 --dest wheels lightning==2.6.6
-torch_cka==0.21` on another, and there `pip install --no-index --no-deps wheels/*.whl`.
+It runs from a bare checkout, without `datasets`, jsonargparse or W&B, which `commands` alone needs. The parts that use
+Lightning are skipped where it is not installed; torch_cka and flash_attn are compared with if they are. Bring what is
+missing to a machine without a network as wheels: `pip download --no-deps --only-binary=:all: --python-version 3.12
+--dest wheels lightning==2.6.6 torch_cka==0.21` on another, and there `pip install --no-index --no-deps wheels/*.whl`.
 
 `--small` runs all parts at sizes that a CPU does in seconds, at which times mean nothing: bars do not count then.
 """
@@ -47,23 +47,23 @@ class Part(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
+COMMANDS = ("lightning", "jsonargparse", "datasets", "wandb", "scipy", "matplotlib")
 # Those first that say most.
 PARTS = {
     "bank": Part(15),
+    "steps": Part(40),
     "reading": Part(45),
     "agreement": Part(60, ("lightning", "scipy", "matplotlib")),
     "memory": Part(50, ("lightning",)),
+    "tf32": Part(70, ("lightning",)),
+    "commands": Part(150, COMMANDS),
     "similarity": Part(60, ("lightning",)),
     "store": Part(75, ("lightning", "pyarrow", "filelock")),
     "attention": Part(30),
     "precision": Part(40),
     "ranks": Part(60, ("torchmetrics",)),
 }
-OTHER = (
-    "torch_cka",
-    "flash_attn",
-    "jsonargparse",
-)  # packages that are used where they are there
+OTHER = ("torch_cka", "flash_attn")  # packages that are used where they are there
 
 
 def main(given: list[str] | None = None) -> int:
@@ -140,7 +140,7 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
         help="CPU threads of torch; default: all, but 1 with --small",
     )
     arguments.add_argument(
-        "--limit", type=float, default=430.0, help="seconds for all parts"
+        "--limit", type=float, default=360.0, help="seconds for all parts"
     )
     options = arguments.parse_args(given)
     if not options.small and torch.device(options.device).type == "cpu":

@@ -1,6 +1,7 @@
 """A GPU and what only a GPU can be asked, or the CPU in its place."""
 
 import gc
+import math
 import resource
 import time
 import warnings
@@ -41,6 +42,11 @@ class Device:
         """What the device is called."""
         return torch.cuda.get_device_name(self.name) if self.gpu else "cpu"
 
+    @property
+    def uuid(self) -> str:
+        """What nvidia-smi calls the GPU."""
+        return f"GPU-{torch.cuda.get_device_properties(self.name).uuid}"
+
     def describe(self) -> dict[str, object]:
         """What a result should say of the device and of the packages beside `machine`."""
         about: dict[str, object] = {
@@ -69,6 +75,12 @@ class Device:
         gc.collect()
         if self.gpu:
             torch.cuda.empty_cache()
+
+    def free(self) -> float:
+        """Bytes that are free on a GPU; infinite on a CPU, whose sizes are small."""
+        if not self.gpu:
+            return math.inf
+        return float(torch.cuda.mem_get_info(self.name)[0])
 
     def seconds(self, run: Callable[[], object]) -> float:
         """How long some work takes, once."""

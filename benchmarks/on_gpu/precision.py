@@ -1,4 +1,4 @@
-"""TF32 and bfloat16 against float32: errors and speeds of reading, of moments, and of a step of the default INN.
+"""TF32 and bfloat16 against float32: errors and speeds of reading and of moments.
 
 The error of states is ‖a − b‖ / ‖b − mean‖ at the worst site. That of moments is the largest difference of a linear CKA
 of all layer pairs from the one whose products are float64; TF32 and bfloat16 there are those of the cross products
@@ -7,12 +7,10 @@ alone. A CPU has no TF32.
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
-from aligners.maps.inn import INN
 from aligners.maps.matrices import Products, products_in
 from aligners.models import FrozenModel
 from aligners.similarity.algebra.grid import GridSums
@@ -21,6 +19,7 @@ from benchmarks.harness import Figures, interleaved, ratio
 from benchmarks.on_gpu.device import Device
 from benchmarks.on_gpu.models import Reading, made, rounded, unlike
 
+READ_IN = ("float32", "tf32", "bfloat16")
 STATES = {"tf32": 1e-2, "bfloat16": 5e-2}  # the largest error that is not a defect
 CKA = {"float32": 1e-6, "tf32": 1e-4, "bfloat16": 1e-3}
 
@@ -30,7 +29,6 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     rounds = 1 if small else 5
     states = read(figures, device, small, rounds)
     moments(figures, device, states, rounds)
-    step(figures, device, *((16, 8) if small else (768, 2048)), rounds)
 
 
 def within(products: Products, work: Callable[[], object]) -> Callable[[], None]:
@@ -64,10 +62,9 @@ def read(figures: Figures, device: Device, small: bool, rounds: int) -> Tensor:
                 unlike(states, kept),
                 bar=STATES[products],
             )
-        names = {
-            products: f"{model.name}: reading, {products}"
-            for products in get_args(Products)
-        }
+        names = {}
+        for products in READ_IN:
+            names[products] = f"{model.name}: reading, {products}"
         work = (exact.read, within("tf32", exact.read), halved.read)
         seconds = interleaved(
             dict(zip(names.values(), work, strict=True)),
@@ -111,24 +108,6 @@ def moments(figures: Figures, device: Device, states: Tensor, rounds: int) -> No
         names[products]: way for products, way in ways.items()
     }
     add(figures, names, interleaved(work, rounds=rounds, device=device.name, warmup=1))
-
-
-def step(figures: Figures, device: Device, width: int, rows: int, rounds: int) -> None:
-    """A training step of the default INN, as `model.products` has it."""
-    x, y = torch.randn(2, 1, rows, width, device=device.name)
-    aligner = INN(1, width, width).to(device.name)
-
-    def step() -> None:
-        aligner.zero_grad()
-        aligner.loss(x, y).sum().backward()
-
-    names = {
-        products: f"default INN, a step, {products}" for products in get_args(Products)
-    }
-    work = {
-        name: within(cast(Products, products), step) for products, name in names.items()
-    }
-    add(figures, names, interleaved(dict(work), rounds=rounds, device=device.name))
 
 
 def add(

@@ -12,10 +12,13 @@ import pytest
 import torch
 from benchmarks.harness import Figures
 from benchmarks.on_gpu import __main__ as on_gpu
-from benchmarks.on_gpu import ranks
+from benchmarks.on_gpu import commands, ranks, steps
 from benchmarks.on_gpu.device import WAITS, Device, Skipped
 
-PARTS = ["bank", "reading", "agreement", "memory", "similarity", "store", "attention", "precision", "ranks"]
+PARTS = [
+    *("bank", "steps", "reading", "agreement", "memory", "tf32", "commands"),
+    *("similarity", "store", "attention", "precision", "ranks"),
+]
 
 
 @pytest.fixture
@@ -54,7 +57,8 @@ def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 def run(folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """The exit status, and what is written."""
-    status = on_gpu.main(["--small", "--device", "cpu", "--json", str(folder / "gpu.json"), *options])
+    long = ["--limit", "1800"]  # the CPU may be busy
+    status = on_gpu.main(["--small", "--device", "cpu", "--json", str(folder / "gpu.json"), *long, *options])
     return status, json.loads((folder / "gpu.json").read_text())
 
 
@@ -174,6 +178,73 @@ def test_without_a_gpu_it_takes_small_sizes(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         on_gpu.main(["--device", "cpu"])
     assert "--small runs all parts on a CPU" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- steps and commands
+
+
+def test_steps_that_do_not_fit_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device, figures = Device("cpu"), Figures("cpu")
+    monkeypatch.setattr(device, "free", lambda: 1_000.0)
+    monkeypatch.setattr(device, "peak", lambda _: 300)
+    monkeypatch.setattr(steps, "SMALL_SIZES", ((1, 8), (2, 16), (1, 16)))
+    steps.run(figures, device, small=True)
+    assert "2 sites of 16 rows do not fit in the free memory" in capsys.readouterr().out
+    assert {name.partition(" rows")[0] for name in figures.figures} == {"1 x 8", "1 x 16"}
+
+
+def test_a_step_misses_its_bar_by_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = Figures("cpu")
+    monkeypatch.setattr(steps, "BARS", {(1, 8): 0.0})
+    steps.measure(figures, Device("cpu"), 1, 8, 16, 1)
+    assert figures.missed == [f"1 x 8 rows, {precision}: a step / its products" for precision in steps.IN]
+
+
+@pytest.fixture
+def watched_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device whose nvidia-smi says what is in use, until it is ended."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 100, 0\necho 600, 50\necho '350, [N/A]'\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    device = Device("cpu")
+    device.gpu = True
+    monkeypatch.setattr(Device, "uuid", "GPU-1")
+    return device
+
+
+def test_a_command_is_watched_from_its_start_to_its_end(watched_gpu: Device, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nprint('Reading moments: 2 steps.', flush=True)\ntime.sleep(.5)\nprint('Training: 2')"
+    )
+    ran = commands.timed([str(script)], watched_gpu)
+    assert ran.before == 100 * 2**20
+    assert [sample.use for sample in ran.samples] == [0.0, 50.0, None]
+    reading, training = (ran.marks[f"until {what}"] for what in ("texts are read", "the first training step"))
+    assert 0 < reading <= training - 0.4
+    assert training <= ran.seconds
+    figures = Figures("cpu")
+    commands.add(figures, "fit", ran, announced=300 * 2**20)
+    found = {name: figure["value"] for name, figure in figures.figures.items()}
+    assert found["fit: memory held / announced"] == pytest.approx(500 / 300)
+    assert found["fit: use of the GPU, mean, %"] == 25
+    assert found["fit: GPU at 0 %, seconds"] == ran.seconds / 2
+    assert figures.missed == ["fit: memory held / announced"]
+
+
+def test_a_command_that_fails_says_how(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('no such model')")
+    with pytest.raises(RuntimeError, match=r"train.py ended with 1:\nno such model"):
+        commands.timed([str(script)], Device("cpu"))
+
+
+def test_what_a_comparison_announces_is_read() -> None:
+    assert commands.announced_by("This comparison takes up to 4.61 GB with its models, of 70 GB") == 4.61e9
+    assert commands.announced_by("Training: 4 steps.") is None
 
 
 # ---------------------------------------------------------------------- the device

@@ -1,0 +1,61 @@
+"""A training step of banks of the default INN against its own matrix products, in float32 and in TF32.
+
+Both ways, without the optimiser, at 1, 12 and 48 sites of width 768 and at 512 and 2,432 rows, which is what 64 texts
+of `rotten_tomatoes` have. A step is to take at most twice its products at 1 site and 512 rows, where the GPU waits for
+the host, and 1.2 times at 12 sites and 2,432 rows. Sizes that the free memory does not hold are left out. A CPU has no
+TF32.
+"""
+
+import torch
+
+from aligners.maps.inn import INN
+from aligners.maps.matrices import Products
+from benchmarks.harness import Figures, interleaved, ratio
+from benchmarks.inn import products_of, step_of
+from benchmarks.on_gpu.device import Device
+from benchmarks.on_gpu.precision import within
+
+SIZES = ((1, 512), (1, 2_432), (12, 512), (12, 2_432), (48, 512), (48, 2_432))
+SMALL_SIZES = ((1, 8), (2, 16))
+BARS = {(1, 512): 2.0, (12, 2_432): 1.2}
+IN: tuple[Products, ...] = ("float32", "tf32")
+FILLED = 0.9  # share of the free memory that a step may take
+
+
+def run(figures: Figures, device: Device, small: bool) -> None:
+    """Run the part."""
+    width = 16 if small else 768
+    rounds = 1 if small else 3
+    bytes_each = 0.0  # of a row of a site, in the size before: weights make it less in larger ones
+    for sites, rows in SMALL_SIZES if small else SIZES:
+        device.clear()
+        if bytes_each * sites * rows > FILLED * device.free():
+            print(f"{sites} sites of {rows} rows do not fit in the free memory")
+            continue
+        taken = measure(figures, device, sites, rows, width, rounds)
+        bytes_each = taken / (sites * rows)
+
+
+def measure(
+    figures: Figures, device: Device, sites: int, rows: int, width: int, rounds: int
+) -> int:
+    """Time a step of one size, and return the bytes that it takes."""
+    x, y = torch.randn(2, sites, rows, width, device=device.name)
+    aligner = INN(sites, width, width).to(device.name)
+    step = step_of(aligner, x, y)
+    products = products_of(aligner, rows, device.name)
+    size = f"{sites} x {rows:,} rows"
+    taken = device.peak(step)
+    figures.add(f"{size}: taken by a step, GB", taken / 1e9)
+    for precision in IN:
+        names = f"{size}, {precision}: a step", f"{size}, {precision}: its products"
+        work = {
+            names[0]: within(precision, step),
+            names[1]: within(precision, products),
+        }
+        seconds = interleaved(dict(work), rounds=rounds, device=device.name)
+        figures.add_times(seconds)
+        bar = BARS.get((sites, rows))
+        times = ratio(seconds, *names)
+        figures.add(f"{size}, {precision}: a step / its products", times, bar=bar)
+    return taken
