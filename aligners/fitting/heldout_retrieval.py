@@ -65,8 +65,9 @@ class HeldOutRows:
         y = self._candidates.end()
         text = self._queries.draw.text
         _, self._owner = text.unique(return_inverse=True)
-        partners = y[:, : x.shape[1]]
-        self._among = [("", _Candidates(partners)), ("_all", _Candidates(y))]
+        queries = x.shape[1]
+        partners = _Candidates(y[:, :queries])
+        self._among = {"": partners, "_all": _Candidates(y)}
         return x
 
     def columns(self, mapped: Tensor, at: slice = slice(None)) -> dict[str, Tensor]:
@@ -83,18 +84,25 @@ class HeldOutRows:
         """
         sites, queries, _ = mapped.shape
         columns = {"queries": torch.full((sites,), queries)}
-        for among, candidates in self._among:
+        for among, candidates in self._among.items():
             columns[f"candidates{among}"] = candidates.counts[at]
-            for end, centred in (("", False), ("_centred", True)):
-                end = f"{among}{end}"
-                top1, top10, mrr = candidates.scores(mapped, at, centred)
-                low, high = self._interval(top1)
-                columns[f"top1{end}"] = top1.mean(-1)
-                columns[f"top1{end}_low"] = low
-                columns[f"top1{end}_high"] = high
-                columns[f"top10{end}"] = top10.mean(-1)
-                columns[f"mrr{end}"] = mrr.mean(-1)
+            scores = candidates.scores(mapped, at, centred=False)
+            columns |= self._columns(among, scores)
+            scores = candidates.scores(mapped, at, centred=True)
+            columns |= self._columns(f"{among}_centred", scores)
         return columns
+
+    def _columns(self, end: str, scores: Tensor) -> dict[str, Tensor]:
+        """The columns of scores (3, S', n) whose names end so."""
+        top1, top10, mrr = scores
+        low, high = self._interval(top1)
+        return {
+            f"top1{end}": top1.mean(-1),
+            f"top1{end}_low": low,
+            f"top1{end}_high": high,
+            f"top10{end}": top10.mean(-1),
+            f"mrr{end}": mrr.mean(-1),
+        }
 
     def _interval(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The ends of the 95 % interval over texts of the mean score of rows (S, n), each (S,); NaN of one text."""
@@ -107,8 +115,10 @@ class HeldOutRows:
         sums = scores.new_zeros(texts, sites)
         sums.index_add_(0, self._owner, scores.T)
         left = rows - counts
-        without = (sums.sum(0) - sums) / left[:, None]  # the mean without each text
-        low, high = jackknife_interval(scores.mean(-1), without)
+        others = sums.sum(0) - sums
+        without = others / left[:, None]  # the mean without each text
+        mean = scores.mean(-1)
+        low, high = jackknife_interval(mean, without)
         return low.clamp(0, 1), high.clamp(0, 1)
 
 
@@ -124,7 +134,8 @@ class _Drawn:
     def add(self, rows: Tensor, text: Tensor, place: Tensor) -> None:
         """Draw from the rows (S, N, d) of a batch."""
         places, chosen = self.draw.admit(text, place)
-        self.rows[:, places] = rows[:, chosen].to(self.rows.dtype)
+        drawn = rows[:, chosen]
+        self.rows[:, places] = drawn.to(self.rows.dtype)
 
     def end(self) -> Tensor:
         """The rows of all ranks."""
@@ -137,14 +148,20 @@ class _Candidates:
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
-        self.distinct = [distinct_rows(of_site) for of_site in rows]
-        self.counts = torch.tensor([len(kept) for kept, _ in self.distinct])
+        self.distinct = []
+        counts = []
+        for of_site in rows:
+            kept, number = distinct_rows(of_site)
+            self.distinct.append((kept, number))
+            counts.append(len(kept))
+        self.counts = torch.tensor(counts)
 
     def scores(self, mapped: Tensor, at: slice, centred: bool) -> Tensor:
         """Top 1, top 10 and reciprocal rank of each row at some sites, (3, S', n)."""
-        sites = zip(mapped, self.rows[at], self.distinct[at], strict=True)
+        rows = self.rows[at]
+        distinct = self.distinct[at]
         found = []
-        for queries, candidates, distinct in sites:
-            scores = retrieval_scores(queries, candidates, distinct, centred=centred)
+        for queries, candidates, once in zip(mapped, rows, distinct, strict=True):
+            scores = retrieval_scores(queries, candidates, once, centred=centred)
             found.append(scores)
         return torch.stack(found, 1)

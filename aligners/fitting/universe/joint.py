@@ -48,9 +48,10 @@ class JointMoments(NamedTuple):
             models: k.
         """
         pairs = all_pairs(models)
+        count = len(pairs)
         by_pair = []
         for part in moments[1:]:
-            by_pair.append(part.unflatten(0, (len(pairs), -1)))
+            by_pair.append(part.unflatten(0, (count, -1)))
         mean_x, mean_y, xx, yy, xy = by_pair
 
         _, sites, width = mean_x.shape
@@ -96,12 +97,14 @@ class JointMoments(NamedTuple):
         moments = self.own()
         matrices = weights.flatten(0, 1)
         xy = moments.xx @ matrices
-        return moments._replace(yy=matrices.mT @ xy, xy=xy)
+        yy = matrices.mT @ xy
+        return moments._replace(yy=yy, xy=xy)
 
 
 def _within(blocks: Tensor) -> Tensor:
     """The blocks of each model with itself, (k, k, ...) -> (k, ...)."""
-    return blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    within = blocks.diagonal(dim1=0, dim2=1)
+    return within.movedim(-1, 0)
 
 
 def all_pairs(models: int) -> Sequence[tuple[int, int]]:
@@ -165,7 +168,8 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
             widths,
             shared,
         )
-        for maps, weights in zip(found, search.run(), strict=True):
+        solved = search.run()
+        for maps, weights in zip(found, solved, strict=True):
             width = len(weights)
             maps[site, :width, :width] = weights
     return found
@@ -218,19 +222,20 @@ class _LeastError:
         self.members: list[_Member] = []
         for i, width in enumerate(widths):
             own = covariances[i, i, :width, :width]
-            noise = NOISE * torch.eye(width).to(own)
+            identity = torch.eye(width).to(own)
             start = starts[i, :width, :width].clone()
-            self.members.append(
-                _Member(
-                    deviations=deviations[i, :width],
-                    noisy=own + noise,
-                    weights=start.requires_grad_(),
-                )
+            member = _Member(
+                deviations=deviations[i, :width],
+                noisy=own + NOISE * identity,
+                weights=start.requires_grad_(),
             )
+            self.members.append(member)
         self.between: list[tuple[int, int, Tensor]] = []
-        for i, j in permutations(range(len(widths)), 2):
-            block = covariances[i, j, : widths[i], : widths[j]]
-            weighted = block * self.members[j].deviations
+        numbers = range(len(widths))
+        for i, j in permutations(numbers, 2):
+            target = self.members[j]
+            block = covariances[i, j, : widths[i], : target.width]
+            weighted = block * target.deviations
             self.between.append((i, j, weighted))
 
     @torch.enable_grad()
@@ -271,7 +276,8 @@ class _LeastError:
         of_itself = spread * size
         error = of_all.sum() - of_itself.sum()
         for i, j, block in self.between:
-            agreement = into[i].mT @ block * back[j]
+            mapped = into[i].mT @ block
+            agreement = mapped * back[j]
             width = self.members[j].width
             error = error - 2 * agreement.sum() / width
         return error
@@ -282,7 +288,8 @@ class _LeastError:
         shared = self.shared
         back = [member.back(shared) for member in self.members]
         sizes = torch.stack([b @ b.mT for b in back])
-        values, vectors = torch.linalg.eigh(sizes.mean(0))
+        mean = sizes.mean(0)
+        values, vectors = torch.linalg.eigh(mean)
         root = _with_values(vectors, values.sqrt())
 
         found = []
@@ -291,7 +298,8 @@ class _LeastError:
             into = into / member.deviations[:, None]
             _, _, vh = torch.linalg.svd(b)
             rest = vh[shared:].mT
-            found.append(torch.cat([into, rest], 1))
+            whole = torch.cat([into, rest], 1)
+            found.append(whole)
         return found
 
 
@@ -312,7 +320,8 @@ def shared_rotations(joint: JointMoments, widths: Sequence[int], shared: int) ->
         u, _, vh = determined_svd(part)
         polar = u @ vh  # the nearest orthonormal columns
         u, _, _ = torch.linalg.svd(polar)
-        rotation = torch.cat([polar, u[..., shared:]], -1)
+        rest = u[..., shared:]
+        rotation = torch.cat([polar, rest], -1)
         found[i, :, :width, :width] = rotation
     return found
 
@@ -348,7 +357,8 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     roots, inverses, white = _whitened(joint)
     width = joint.mean.shape[-1]
     vectors, values = _leading(white, width)
-    size = values.clamp(min=0).sqrt().unsqueeze(1)
+    values = values.clamp(min=0)
+    size = values.sqrt().unsqueeze(1)
     into = inverses @ vectors * size
     back = roots @ vectors * size
     return into, back.mT
@@ -373,16 +383,18 @@ def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
     roots, _, white = _whitened(joint)
     vectors, values = _leading(white, models * width)
     loadings = (roots @ vectors).square()
-    held = loadings.sum(-2) * values.clamp(min=0)  # (k, S, k d)
+    sizes = values.clamp(min=0)
+    held = loadings.sum(-2) * sizes  # (k, S, k d)
     covariance = _within(joint.scatter / joint.n)
-    held /= squares(covariance).sum(-1, keepdim=True)
+    variances = squares(covariance)
+    held /= variances.sum(-1, keepdim=True)
 
     everyone = values >= SHARED_BY_ALL * models
     alone = values < SHARED_BY_ONE
     some = ~(everyone | alone)
     groups = torch.stack([everyone, some, alone])
-    shares = (held * groups[:, None]).sum(-1)
-    return shares, held.cumsum(-1)
+    by_group = held * groups[:, None]
+    return by_group.sum(-1), held.cumsum(-1)
 
 
 def _whitened(joint: JointMoments) -> tuple[Tensor, Tensor, Tensor]:
@@ -397,7 +409,8 @@ def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
     models, _, _, width, _ = blocks.shape
     by_rows = blocks.permute(2, 0, 3, 1, 4)  # (S, k, d, k, d)
-    whole = by_rows.flatten(3, 4).flatten(1, 2)
+    rows = by_rows.flatten(3, 4)
+    whole = rows.flatten(1, 2)
     values, vectors = torch.linalg.eigh(whole)
     leading = vectors[..., -most:].flip(-1)
     parts = leading.unflatten(1, (models, width))
@@ -408,16 +421,20 @@ def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Σ^(1/2) and its pseudo-inverse; both leave out directions that do not vary."""
     values, vectors = torch.linalg.eigh(covariance)
-    varies = values > TOLERANCE * values[..., -1:]
-    sizes = values.clamp(min=1e-300).sqrt()
-    root = _with_values(vectors, values.clamp(min=0).sqrt() * varies)
-    inverse = _with_values(vectors, torch.where(varies, 1 / sizes, 0.0))
+    largest = values[..., -1:]
+    varies = values > TOLERANCE * largest
+    sizes = values.clamp(min=0).sqrt()
+    safe = values.clamp(min=1e-300).sqrt()
+    inverses = torch.where(varies, 1 / safe, 0.0)
+    root = _with_values(vectors, sizes * varies)
+    inverse = _with_values(vectors, inverses)
     return root, inverse
 
 
 def _with_values(vectors: Tensor, values: Tensor) -> Tensor:
     """The symmetric matrices with these eigenvectors and eigenvalues."""
-    return vectors * values[..., None, :] @ vectors.mT
+    scaled = vectors * values[..., None, :]
+    return scaled @ vectors.mT
 
 
 def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -433,7 +450,8 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     """
     covariance = joint.scatter / joint.n
     models = len(joint.mean)
-    of_mean = covariance.sum((0, 1)) / models**2
+    of_all = covariance.sum((0, 1))
+    of_mean = of_all / models**2
     variance, axes = torch.linalg.eigh(of_mean)
     along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes)
     along = along.flip(-1)  # (k, k, S, d)
@@ -441,9 +459,12 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     own = _within(along)
     with_all = along.sum(1)
     shared = with_all - own
-    others = along.sum((0, 1)) - 2 * with_all + own
+    whole = along.sum((0, 1))
+    others = whole - 2 * with_all + own
     both = own * others
-    varies = both > 1e-20 * both.amax(-1, keepdim=True)
-    explained = shared.square() / torch.where(varies, both, 1.0)
+    largest = both.amax(-1, keepdim=True)
+    varies = both > 1e-20 * largest
+    safe = torch.where(varies, both, 1.0)
+    explained = shared.square() / safe
     explained = torch.where(varies, explained, 0.0)
     return variance.flip(-1), explained

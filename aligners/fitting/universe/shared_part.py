@@ -57,19 +57,29 @@ class SharedPart(Aligner):
                 f"Expected `shared` to be 1 to {min(widths)}, the smallest width, but got {d_y}."
             )
         self.widths = list(widths)
-        self.networks = {name: plain_kind(kind) for name, kind in networks.items()}
+        self.networks = {}
+        for name, kind in networks.items():
+            self.networks[name] = plain_kind(kind)
         self.banks = nn.ModuleDict()
-        self.of_width = _places_by_width(widths, sites // len(widths))
+        a_model = sites // len(widths)
+        self.of_width = _places_by_width(widths, a_model)
         for width, places in self.of_width.items():
-            size = {"sites": len(places), "d_x": width, "d_y": width}
-            bank = build_aligner({**self.networks[str(width)], **size})
-            if not bank.bijective:
-                raise UserError(
-                    f"A shared part expects bijections, but {type(bank).__name__} is none. Use INN."
-                )
-            self.banks[str(width)] = bank
+            self.banks[str(width)] = self._built(width, len(places))
         self.register_buffer("variance_x", torch.ones(sites))
         self.register_buffer("variance_y", torch.ones(sites))
+
+    def _built(self, width: int, sites: int) -> Aligner:
+        """New bijections of a width."""
+        description = dict(self.networks[str(width)])
+        description["sites"] = sites
+        description["d_x"] = width
+        description["d_y"] = width
+        bank = build_aligner(description)
+        if not bank.bijective:
+            raise UserError(
+                f"A shared part expects bijections, but {type(bank).__name__} is none. Use INN."
+            )
+        return bank
 
     @classmethod
     def of(
@@ -89,7 +99,8 @@ class SharedPart(Aligner):
             sites += bank.sites
         made = cls(sites, max(widths), shared, widths=widths, networks=networks)
         for width, bank in banks.items():
-            made.bank(width).load_state_dict(bank.state_dict())
+            state = bank.state_dict()
+            made.bank(width).load_state_dict(state)
         return made
 
     def bank(self, width: int) -> Aligner:
@@ -100,7 +111,8 @@ class SharedPart(Aligner):
         """That of one model, on its own width, frozen."""
         a_model = self.sites // len(self.widths)
         width = self.widths[i]
-        start = self.of_width[width].index(i * a_model)
+        alike = self.of_width[width]
+        start = alike.index(i * a_model)
         places = slice(start, start + a_model)
         taken = take_places(self.bank(width), places)
         part = self.of({width: taken}, [width], self.d_y)
@@ -114,9 +126,13 @@ class SharedPart(Aligner):
         for part in parts:
             widths += part.widths
             for width in part.of_width:
-                by_width.setdefault(width, []).append(part.bank(width))
-        banks = {width: join_banks(each) for width, each in by_width.items()}
-        whole = cls.of(banks, widths, parts[0].d_y)
+                alike = by_width.setdefault(width, [])
+                alike.append(part.bank(width))
+        banks = {}
+        for width, alike in by_width.items():
+            banks[width] = join_banks(alike)
+        shared = parts[0].d_y
+        whole = cls.of(banks, widths, shared)
         return whole.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,8 +150,10 @@ class SharedPart(Aligner):
         rows = y.shape[1]
         out = y.new_zeros(self.sites, rows, self.d_x)
         for width, places in self.of_width.items():
-            completed = pad(y[places], (0, width - self.d_y))
-            out[places, :, :width] = self.bank(width).inverse(completed)
+            missing = width - self.d_y
+            completed = pad(y[places], (0, missing))
+            states = self.bank(width).inverse(completed)
+            out[places, :, :width] = states
         return out
 
     def fit(self, moments: Moments) -> None:
@@ -155,20 +173,25 @@ class SharedPart(Aligner):
         self._set_variances(moments)
         for width, places in self.of_width.items():
             own = cut(moments, places, width, width)
+            of_width = start[places, :width, :width]
             bank: Any = self.bank(width)
-            bank.start_at(own, start[places, :width, :width])
+            bank.start_at(own, of_width)
 
     def _set_variances(self, moments: Moments) -> None:
         x = squares(moments.xx)
         y = squares(moments.yy)[:, : self.d_y]
-        self.variance_x.copy_(x.mean(-1) / moments.n)
-        self.variance_y.copy_(y.mean(-1) / moments.n)
+        variance_x = x.mean(-1) / moments.n
+        variance_y = y.mean(-1) / moments.n
+        self.variance_x.copy_(variance_x)
+        self.variance_y.copy_(variance_y)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of the shared coordinates plus that of the states that they come from, (k · S,)."""
-        there = (self(x) - y).square().mean((1, 2))
-        back = (self.inverse(y) - x).square().mean((1, 2))
-        return there / self.variance_y + back / self.variance_x
+        there = self(x) - y
+        error_y = there.square().mean((1, 2))
+        back = self.inverse(y) - x
+        error_x = back.square().mean((1, 2))
+        return error_y / self.variance_y + error_x / self.variance_x
 
     def places(self, name: str) -> Sequence[int] | slice:
         """Those of the models of a width."""
@@ -189,7 +212,8 @@ class SharedPart(Aligner):
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """As the bijections have it."""
         _, width, rest = name.split(".", 2)
-        return self.bank(int(width)).fan_in(rest, parameter)
+        bank = self.bank(int(width))
+        return bank.fan_in(rest, parameter)
 
 
 def plain_kind(kind: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,8 +225,10 @@ def _places_by_width(widths: Sequence[int], a_model: int) -> dict[int, list[int]
     """Width -> the places of the models that have it, of which each model has `a_model`."""
     found: dict[int, list[int]] = {}
     for model, width in enumerate(widths):
-        places = range(model * a_model, (model + 1) * a_model)
-        found.setdefault(width, []).extend(places)
+        start = model * a_model
+        places = range(start, start + a_model)
+        alike = found.setdefault(width, [])
+        alike.extend(places)
     return found
 
 

@@ -101,7 +101,8 @@ class Universe(Aligner, registered=False):
             shift: 1 to k − 1; 0: from itself.
         """
         by_model = self._by_model(embedded)
-        return self.maps.inverse(by_model.roll(-shift, 0).flatten(0, 1))
+        shifted = by_model.roll(-shift, 0)
+        return self.maps.inverse(shifted.flatten(0, 1))
 
     def from_mean(self, embedded: Tensor) -> Tensor:
         """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
@@ -114,7 +115,8 @@ class Universe(Aligner, registered=False):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
-        others, order, _ = self._asked(self.embed(x), means=False)
+        embedded = self.embed(x)
+        others, order, _ = self._asked(embedded, means=False)
         said = self.maps.inverse(others)
         return said[:, order.argsort()]
 
@@ -136,7 +138,8 @@ class Universe(Aligner, registered=False):
         than to its own, so InfoNCE over cosines is added (van den Oord et al. 2018, arXiv 1807.03748, eq. 4), times
         `contrastive`.
         """
-        others, order, turns = self._asked(self.embed(x), means=True)
+        embedded = self.embed(x)
+        others, order, turns = self._asked(embedded, means=True)
         said = self.maps.inverse(others)
         y = y[:, order]
         errors = (said - y).square().mean(2)
@@ -149,16 +152,19 @@ class Universe(Aligner, registered=False):
 
     def _info_nce(self, said: Tensor, y: Tensor, turns: Tensor) -> Tensor:
         """How badly each mapped row is told apart from rows that are not its own, (k · S, N)."""
-        their_turns, rivals = turns[:RIVALS], y[:, :RIVALS]
+        their_turns = turns[:RIVALS]
+        rivals = y[:, :RIVALS]
         if self.rivals is not None:
             their_turns, rivals = self.rivals
-        directions = normalize(rivals, dim=2)
-        cosines = normalize(said, dim=2) @ directions.mT / TEMPERATURE
+        theirs = normalize(rivals, dim=2)
+        directions = normalize(said, dim=2)
+        cosines = directions @ theirs.mT / TEMPERATURE
         itself = turns[:, None] == their_turns
         least = torch.finfo(cosines.dtype).min
         cosines = cosines.masked_fill(itself, least)
         own = torch.cosine_similarity(said, y, dim=2) / TEMPERATURE
-        return softplus(cosines.logsumexp(2) - own)
+        others = cosines.logsumexp(2)
+        return softplus(others - own)
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of every model, row by row, another one in its turn; with `means` also the mean of the others.
@@ -169,26 +175,28 @@ class Universe(Aligner, registered=False):
         by_model = self._by_model(embedded)
         turns = self.turns
         if turns is None:
-            turns = torch.arange(embedded.shape[1], device=embedded.device)
+            rows = embedded.shape[1]
+            turns = torch.arange(rows, device=embedded.device)
         shifts = self.models - 1
         answers = shifts
         if means:
             answers = 2 * shifts
         turn = turns % answers
 
-        rows = []
+        places = []
         parts = []
         for shift in range(1, self.models):
-            chosen = (turn == shift - 1).nonzero().squeeze(1)
+            chosen = _where(turn == shift - 1)
+            places.append(chosen)
             shifted = by_model[:, :, chosen].roll(-shift, 0)
-            rows.append(chosen)
             parts.append(shifted.flatten(0, 1))
         if means:
-            rest = (turn >= shifts).nonzero().squeeze(1)
-            rows.append(rest)
+            rest = _where(turn >= shifts)
+            places.append(rest)
             parts.append(_means_of_others(by_model[:, :, rest]))
-        order = torch.cat(rows)
-        return torch.cat(parts, 1), order, turns[order]
+        order = torch.cat(places)
+        others = torch.cat(parts, 1)
+        return others, order, turns[order]
 
     def over_models(self, values: Tensor) -> Tensor:
         """The mean over the models of a site at each of its places, (k · S,): the maps of a site train together."""
@@ -205,7 +213,8 @@ class Universe(Aligner, registered=False):
         A state passes through one network and the inverse of another, which was made for other states: at the rate of
         a lone network such matrices diverge.
         """
-        inputs = self.maps.fan_in(name.removeprefix("maps."), parameter)
+        own_name = name.removeprefix("maps.")
+        inputs = self.maps.fan_in(own_name, parameter)
         for part in BETWEEN:
             if part in name:
                 return CALM * inputs
@@ -227,14 +236,17 @@ class Universe(Aligner, registered=False):
 
     def map(self, i: int, j: int) -> ThroughSpace:
         """The map from model i into model j at all sites, on their own widths."""
-        return ThroughSpace.of(self._of_model(i), self._of_model(j))
+        source = self._of_model(i)
+        target = self._of_model(j)
+        return ThroughSpace.of(source, target)
 
     def _of_model(self, i: int) -> Aligner:
         """The map of one model into the space."""
         if isinstance(self.maps, SharedPart):
             return self.maps.of_model(i)
         sites = self.maps.sites // self.models
-        places = slice(i * sites, (i + 1) * sites)
+        start = i * sites
+        places = slice(start, start + sites)
         taken = take_places(self.maps, places)
         width = self.widths[i]
         if width == taken.d_x:
@@ -243,8 +255,15 @@ class Universe(Aligner, registered=False):
         state["mean_x"] = state["mean_x"][..., :width]
         state["weight_back"] = state["weight_back"][..., :width]
         state["weight"] = state["weight"][:, :width]
-        narrow = restored({**describe_aligner(taken), "d_x": width}, state)
+        description = describe_aligner(taken)
+        description["d_x"] = width
+        narrow = restored(description, state)
         return narrow.requires_grad_(False).eval()
+
+
+def _where(rows: Tensor) -> Tensor:
+    """The places (n,) of the rows that are marked, (N,)."""
+    return rows.nonzero().squeeze(1)
 
 
 def _means_of_others(by_model: Tensor) -> Tensor:
@@ -268,12 +287,15 @@ def _start_network(maps: Aligner, joint: JointMoments) -> None:
     scale = joint.variance.sqrt()[..., None, None]
     for bank in banks:
         if not isinstance(bank, INN) or bank.mixing == "none":
-            rotations = shared_rotations(joint.scaled(), widths, maps.d_y)
-            maps.fit(joint.mapped(rotations / scale))
+            scaled = joint.scaled()
+            rotations = shared_rotations(scaled, widths, maps.d_y)
+            moments = joint.mapped(rotations / scale)
+            maps.fit(moments)
             return
     weights = linear_universe(joint, widths, maps.d_y) / scale
     moments = joint.mapped(weights)
-    cast(INN, maps).start_at(moments, weights.flatten(0, 1))
+    start = weights.flatten(0, 1)
+    cast(INN, maps).start_at(moments, start)
 
 
 def _fit_gcca(maps: Affine, joint: JointMoments) -> None:
@@ -281,8 +303,10 @@ def _fit_gcca(maps: Affine, joint: JointMoments) -> None:
     into, back = maxvar(joint)
     moments = joint.own()
     varies = squares(moments.xx) > 0  # what narrower models lack stays zero
-    into = into.flatten(0, 1) * varies[..., None]
-    back = back.flatten(0, 1) * varies[:, None]
+    rows = varies[..., None]
+    columns = varies[:, None]
+    into = into.flatten(0, 1) * rows
+    back = back.flatten(0, 1) * columns
     maps.set_map(moments, into, back)
 
 
@@ -314,8 +338,9 @@ def universes_of(bank: StoredBank) -> dict[str, Universe]:
     """The trained universe of a file and its closed forms, by name, frozen."""
     models = len(bank.data["models"])
     widths = bank.data.get("widths")
+    banks = bank.maps[FORWARD]
     universes = {}
-    for name, maps in bank.maps[FORWARD].items():
+    for name, maps in banks.items():
         universe = Universe(maps, models, widths)
         universes[name] = universe.requires_grad_(False).eval()
     return universes
@@ -330,12 +355,15 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
     widths = universes[NETWORK].widths
     sites = sites_of(bank)
     count = len(sites)
-    for p, (i, j) in enumerate(all_pairs(len(widths))):
+    numbers = all_pairs(len(widths))
+    for p, (i, j) in enumerate(numbers):
         moments = bank.moments
         if moments is not None:
-            places = slice(p * count, (p + 1) * count)
+            start = p * count
+            places = slice(start, start + count)
             moments = cut(moments, places, widths[i], widths[j])
-        of_source = list(range(i * count, (i + 1) * count))
+        start = i * count
+        of_source = range(start, start + count)
         pairs = [(of[i], of[j]) for of in sites]
         pair = replace(
             bank,
@@ -343,7 +371,7 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
             maps=_maps_between(universes, i, j),
             pairs={FORWARD: pairs, BACKWARD: pairs},
             moments=moments,
-            training=records_at(bank.training, of_source),
+            training=records_at(bank.training, list(of_source)),
         )
         yield i, j, pair
 

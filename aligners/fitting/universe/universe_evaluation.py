@@ -107,7 +107,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.names = list(map(_name, self.sites))
         pairs = between_members(against, described, self.sites)
         self.pair_maps = list(_pair_maps(pairs))
-        self.pair_banks = nn.ModuleList([pair.maps for pair in self.pair_maps])
+        self.pair_banks = nn.ModuleList(pair.maps for pair in self.pair_maps)
         self.rows: list[Row] = []
         self.meta: Row = {}
         self.report_tables: Row = {}
@@ -120,17 +120,17 @@ class UniverseEvaluation(pl.LightningModule):
         self.errors = nn.ModuleDict()
         self.far_errors = nn.ModuleDict()
         space = self.spaces[NETWORK]
-        places = len(all_pairs(self.models)) * len(self.sites)
+        width = space.d_x
+        sites = len(self.sites)
+        places = len(all_pairs(self.models)) * sites
         embedded = MomentsMetric(places, space.d_y, space.d_y)
         self.embedded = embedded.to(self.device)
-        self.drawn = HeldOutRows(
-            space.sites, space.d_x, space.d_x, seed=0, device=self.device
-        )
+        self.drawn = HeldOutRows(space.sites, width, width, seed=0, device=self.device)
         self.by_type: TypeErrors | None = None
         types = self.stream.types("test")
         if types is not None:
             ids = self.stream.split("test").ids
-            self.by_type = TypeErrors(len(self.sites), types, ids, self.device)
+            self.by_type = TypeErrors(sites, types, ids, self.device)
 
     def on_test_start(self) -> None:
         """Prepare the sums; read the moments, too, if a model has joined the universe, which then lacks them."""
@@ -138,9 +138,13 @@ class UniverseEvaluation(pl.LightningModule):
             moments = moments_of_states(self.stream, self._paired)
             self.stored.moments = moments["maps"]
             self._refit()
-        self.joint = JointMoments.of(self.stored.moments, self.models)
-        self.means = self.joint.mean.to(self.device)
-        self.variance = self.joint.variance.flatten().to(self.device)
+        self.joint = joint = JointMoments.of(self.stored.moments, self.models)
+        self.means = joint.mean.to(self.device)
+        self.variance = joint.variance.flatten().to(self.device)
+        self._prepare_errors()
+
+    def _prepare_errors(self) -> None:
+        """Sums of the errors of every map, by its key."""
         for name, universe in self.spaces.items():
             for shift in range(1, self.models):
                 self.errors[f"{name}/{shift}"] = self._errors_of_all()
@@ -161,40 +165,50 @@ class UniverseEvaluation(pl.LightningModule):
     def _errors_of_all(self) -> MapErrors:
         """Errors of maps from the states of all models to those of all models."""
         means = self.means.flatten(0, 1)
-        widths = torch.tensor(self.widths).repeat_interleave(len(self.sites))
+        by_model = torch.tensor(self.widths)
+        widths = by_model.repeat_interleave(len(self.sites))
         return MapErrors(means, means, widths)
 
     def _between(self, pair: PairMap, values: Tensor) -> tuple[Tensor, Tensor]:
         """Of values (k, ..., d), those of the two models of a map, on their own widths."""
         i, j = pair.ends
-        source = values[i, ..., : self.widths[i]]
-        target = values[j, ..., : self.widths[j]]
+        width_x = self.widths[i]
+        width_y = self.widths[j]
+        source = values[i, ..., :width_x]
+        target = values[j, ..., :width_y]
         return source, target
 
     def _refit(self) -> None:
         """Solve the linear universe of all models, beside which a newcomer's maps show whether a refit would pay."""
         network = self.spaces[NETWORK]
-        maps = TwoLinear(network.sites, network.d_x, network.d_x)
-        linear = Universe(maps, self.models, self.widths).to(self.device)
+        width = network.d_x
+        maps = TwoLinear(network.sites, width, width)
+        linear = Universe(maps, self.models, self.widths)
+        linear.to(self.device)
+        moments = cast(Moments, self.stored.moments)
         try:
-            linear.fit(cast(Moments, self.stored.moments))
+            linear.fit(moments)
         except UserError as error:  # with too few rows
             self.left_out[LINEAR] = str(error)
             return
         linear.requires_grad_(False).eval()
-        self.spaces[LINEAR] = self.universes[LINEAR] = linear
+        self.spaces[LINEAR] = linear
+        self.universes[LINEAR] = linear
         self.stored.maps[FORWARD][LINEAR] = maps
 
     # ------------------------------------------------------------------ the pass
 
     def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Add the errors of every map on one batch."""
-        self.drawn.add(batch.x, batch.x, batch.text, batch.rows.place)
-        for key, way, x, y in self._maps_on(batch.x):
-            self._errors(key).update(way, x, y, batch.rows.unseen)
+        states = batch.x
+        rows = batch.rows
+        self.drawn.add(states, states, batch.text, rows.place)
+        for key, way, x, y in self._maps_on(states):
+            errors = self._errors(key)
+            errors.update(way, x, y, rows.unseen)
         for name, universe in self.spaces.items():
             if f"{name}/trip" in self.errors:
-                self._add_trips(name, universe, batch.x)
+                self._add_trips(name, universe, states)
         self._add_to_space(batch)
         if batch.counterpart is not None:
             self._add_beside(batch.counterpart)
@@ -220,37 +234,46 @@ class UniverseEvaluation(pl.LightningModule):
         Where the models share a part of their coordinates, what this part holds of the states makes the trips: it comes
         back exactly.
         """
+        embedded = universe.embed(x)
         if name == NETWORK and HELD in self.errors:
-            held = universe.predicted(universe.embed(x), 0)
+            held = universe.predicted(embedded, 0)
             self._errors(HELD).update(_known(held), x, x)
             x = held
-        embedded = universe.embed(x)
+            embedded = universe.embed(x)
         back = universe.predicted(embedded, 0)
         over = universe.predicted(embedded, 1)
         for shift in (1, self.models - 2):
-            over = universe.predicted(universe.embed(over), shift)
-        self._errors(f"{name}/trip").update(_known(x, back), x, x)
-        self._errors(f"{name}/cycle").update(_known(x, over), x, x)
+            embedded = universe.embed(over)
+            over = universe.predicted(embedded, shift)
+        trip = self._errors(f"{name}/trip")
+        trip.update(_known(x, back), x, x)
+        cycle = self._errors(f"{name}/cycle")
+        cycle.update(_known(x, over), x, x)
 
     def _add_to_space(self, batch: PairedBatch) -> None:
         """Add what the directions of the space, and the types that are shared least, are found from."""
         universe = self.spaces[NETWORK]
         embedded = universe.embed(batch.x)
-        self.embedded.update(*paired_rows(embedded, self.models))
+        x, y = paired_rows(embedded, self.models)
+        self.embedded.update(x, y)
         if self.by_type is None:
             return
         gap = universe.from_mean(embedded) - batch.x
-        relative = gap.square().mean(-1) / self.variance[:, None]
+        errors = gap.square().mean(-1)
+        relative = errors / self.variance[:, None]
         by_model = relative.unflatten(0, (self.models, -1))
-        self.by_type.update(by_model.mean(0), batch.text, batch.rows.place)
+        mean = by_model.mean(0)
+        self.by_type.update(mean, batch.text, batch.rows.place)
 
     def _add_beside(self, batch: PairedBatch) -> None:
         """Add the errors on the rows that stand beside those that count: with far rows, or without them."""
         for key, way, x, y in self._maps_on(batch.x):
             if key not in self.far_errors:
                 mean = self._errors(key).mean_y.squeeze(1)
-                self.far_errors[key] = FarErrors(mean).to(self.device)
-            self._far_errors(key).update(way(x), y)
+                errors = FarErrors(mean)
+                self.far_errors[key] = errors.to(self.device)
+            mapped = way(x)
+            self._far_errors(key).update(mapped, y)
 
     def _far_errors(self, key: str) -> FarErrors:
         return cast(FarErrors, self.far_errors[key])
@@ -263,7 +286,8 @@ class UniverseEvaluation(pl.LightningModule):
         self._retrieve()
         self.rows = list(self._rows())
         groups = held = None
-        if self.joint.n > ROWS * sum(self.widths):
+        enough = ROWS * sum(self.widths)
+        if self.joint.n > enough:
             groups, held = shared_variance(self.joint)
         types = []
         if self.by_type is not None:
@@ -274,25 +298,28 @@ class UniverseEvaluation(pl.LightningModule):
             "curve": list(self._curve(held)),
             "types": types,
         }
-        self.meta = {**self.stream.describe(), "split": "test"}
+        self.meta = self.stream.describe() | {"split": "test"}
         if self.left_out:
             self.meta["left_out"] = self.left_out
 
     def _retrieve(self) -> None:
         """Score every map by retrieval, on rows that were drawn from all ranks'."""
         count = len(self.sites)
-        targets = {pair.key: pair.ends[1] for pair in self.pair_maps}
+        targets = {}
+        for pair in self.pair_maps:
+            _, j = pair.ends
+            start = j * count
+            targets[pair.key] = slice(start, start + count)
         drawn = self.drawn.end()
+        width = drawn.shape[-1]
+        everywhere = slice(None)
         self.retrieved: dict[str, dict[str, Tensor]] = {}
         for key, way, x, _ in self._maps_on(drawn):
             mapped = way(x)
-            missing = drawn.shape[-1] - mapped.shape[-1]
-            places = slice(None)
-            if key in targets:
-                j = targets[key]
-                places = slice(j * count, (j + 1) * count)
-            columns = self.drawn.columns(pad(mapped, (0, missing)), places)
-            self.retrieved[key] = columns
+            missing = width - mapped.shape[-1]
+            mapped = pad(mapped, (0, missing))
+            places = targets.get(key, everywhere)
+            self.retrieved[key] = self.drawn.columns(mapped, places)
 
     def _rows(self) -> Iterator[Row]:
         """A row for each map, ordered pair of models and site."""
@@ -300,7 +327,8 @@ class UniverseEvaluation(pl.LightningModule):
             for shift in range(1, self.models):
                 ends = []
                 for target in range(self.models):
-                    ends.append(((target + shift) % self.models, target))
+                    source = (target + shift) % self.models
+                    ends.append((source, target))
                 training = self._outcomes(name, universe, ends)
                 key = f"{name}/{shift}"
                 yield from self._rows_of(key, name, universe.maps, ends, training)
@@ -368,7 +396,8 @@ class UniverseEvaluation(pl.LightningModule):
 
     def _directions(self) -> Iterator[Row]:
         """For each site and direction of the space its variance, and what each model explains of it."""
-        joint = JointMoments.of(self.embedded.compute(), self.models)
+        moments = self.embedded.compute()
+        joint = JointMoments.of(moments, self.models)
         variance, explained = directions(joint)
         for s, site in enumerate(self.names):
             shares = explained[:, s].T.tolist()
@@ -404,7 +433,8 @@ class UniverseEvaluation(pl.LightningModule):
         most = max(self.widths)
         numbers = {self.spaces[NETWORK].d_y}
         for point in range(POINTS + 1):
-            numbers.add(round(most ** (point / POINTS)))
+            spaced = most ** (point / POINTS)
+            numbers.add(round(spaced))
         for s, site in enumerate(self.names):
             for number in sorted(numbers):
                 shares = held[:, s, number - 1].tolist()
@@ -429,17 +459,21 @@ def _known(mapped: Tensor, back: Tensor | None = None) -> Way:
 
 def _pair_maps(pairs: Sequence[tuple[Ends, StoredBank]]) -> Iterator[PairMap]:
     """Every map of banks between two models; one that is bijective in both directions."""
-    for number, ((i, j), bank) in enumerate(pairs):
-        for route, ends in ((FORWARD, (i, j)), (BACKWARD, (j, i))):
-            for name, maps in bank.maps.get(route, {}).items():
+    for number, (ends, bank) in enumerate(pairs):
+        i, j = ends
+        back = j, i
+        ends_of = {FORWARD: ends, BACKWARD: back}
+        for route, ends in ends_of.items():
+            banks = bank.maps.get(route, {})
+            for name, maps in banks.items():
                 record = bank.training.get(f"{route}.{name}")
                 training = outcomes(record, maps.sites)
                 ways = {ends: Way(maps)}
                 if route == FORWARD and maps.bijective:
-                    ways[j, i] = Way(maps.inverse)
+                    ways[back] = Way(maps.inverse)
+                method = f"pairwise_{name}"
                 for of_way, way in ways.items():
                     key = f"pair/{number}/{name}/{of_way[0]}"
-                    method = f"pairwise_{name}"
                     yield PairMap(key, method, maps, training, of_way, way)
 
 
@@ -465,17 +499,21 @@ def between_members(
             models = [models["x"], models["y"]]
         ends = []
         for model in models:
-            ends += [n for n, member in enumerate(members) if same_model(model, member)]
+            for n, member in enumerate(members):
+                if same_model(model, member):
+                    ends.append(n)
 
         there = bank.pairs.get(FORWARD, [])
         wanted = []
         if ends:
-            wanted = [(of[ends[0]], of[ends[-1]]) for of in sites]
+            i, j = ends[0], ends[-1]
+            wanted = [(of[i], of[j]) for of in sites]
         if len(ends) != 2 or not set(wanted) <= set(there):
             raise UserError(
                 f"Expected `against` to name maps between two models of the universe at its sites {wanted}, but "
                 f"{bank.path} is of {' and '.join(model['name'] for model in models)} at {there}."
             )
         places = [there.index(site) for site in wanted]
-        banks.append(((ends[0], ends[1]), take_sites(bank, places)))
+        taken = take_sites(bank, places)
+        banks.append(((i, j), taken))
     return banks
