@@ -1,7 +1,7 @@
 """The LightningModule that trains banks of maps, each site by itself, and figures over ranks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -294,25 +294,40 @@ class BankTraining(KnownLength, ABC):
         if optimizer is None:
             return torch.zeros(aligner.sites, dtype=torch.long)
         parts = self.parts_of(a_step)
+        rows = a_step // parts
+        steps = steps * parts
         divergence = Divergence()
-        course = schedule_factor(self.schedule, steps * parts, self.warmup, LEAST_RISE)
+        course = schedule_factor(self.schedule, steps, self.warmup, LEAST_RISE)
         rate = learning_rates(optimizer, course, a_step)
         site_steps = SiteSteps(optimizer, [aligner], averaged=self.averaging)
-        draw = torch.Generator().manual_seed(seed)
-        for step in range(1, steps * parts + 1):
-            chosen = torch.randint(x.shape[1], (a_step // parts,), generator=draw).to(
-                x.device
-            )
+        drawn = _drawn_rows(x, y, rows, steps, seed)
+        for step, (some_x, some_y) in enumerate(drawn, 1):
             optimizer.zero_grad(set_to_none=True)
             with site_steps.step():
-                with products_in(self.products):
-                    loss = aligner.loss(x[:, chosen], y[:, chosen])
-                    loss.sum().backward()
+                loss = self._gradients_of(aligner, some_x, some_y)
                 watch = partial(divergence.watch, "map", loss, step=step)
                 clip_per_site(aligner, self.gradient_clip, watch)
                 optimizer.step()
             rate.step()
         return divergence.step["map"]
+
+    def _gradients_of(self, aligner: Aligner, x: Tensor, y: Tensor) -> Tensor:
+        """Add the gradients of a map on some rows, and return its loss, (S,)."""
+        with products_in(self.products):
+            loss = aligner.loss(x, y)
+            loss.sum().backward()
+        return loss
+
+
+def _drawn_rows(
+    x: Tensor, y: Tensor, rows: int, times: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """So many paired rows at a time, drawn with replacement."""
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(times):
+        chosen = torch.randint(x.shape[1], (rows,), generator=draw)
+        chosen = chosen.to(x.device)
+        yield x[:, chosen], y[:, chosen]
 
 
 def _best_per_site() -> type[Any]:

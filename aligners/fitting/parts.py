@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -150,36 +150,44 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
             pairs.setdefault(route, []).extend(of_route)
         sites += part.data["sites"]
         typed.append(part.data_config["sites"])
-    training = {}
-    for key in first.training:
-        training[key] = join_records([part.training[key] for part in parts])
+    all_typed = ",".join(typed)
 
     joined = replace(
         first,
         path=folder / "aligners.safetensors",
-        maps=_join_maps([part.maps for part in parts]),
+        maps=_join_maps(parts),
         pairs=pairs,
         data={**first.data, "sites": sites},
-        data_config={**first.data_config, "sites": ",".join(typed)},
-        moments=_join_moments([cast(Moments, part.moments) for part in parts]),
-        training=training,
+        data_config={**first.data_config, "sites": all_typed},
+        moments=_join_moments(parts),
+        training=_join_training(parts),
     )
     save_bank(joined, joined.path)
     return joined
 
 
-def _join_maps(parts: Sequence[Maps]) -> Maps:
+def _join_maps(parts: Sequence[StoredBank]) -> Maps:
     """Banks of all sites: route -> name -> bank."""
     joined: Maps = {}
-    for route, maps in parts[0].items():
+    for route, maps in parts[0].maps.items():
         joined[route] = {}
         for name in maps:
-            banks = [part[route][name] for part in parts]
+            banks = [part.maps[route][name] for part in parts]
             joined[route][name] = join_banks(banks)
     return joined
 
 
-def _join_moments(parts: Sequence[Moments]) -> Moments:
-    n = parts[0].n
-    sums = zip(*[moments[1:] for moments in parts], strict=True)
+def _join_training(parts: Sequence[StoredBank]) -> dict[str, dict[str, Any]]:
+    """What training left at all sites: route.name -> record."""
+    joined = {}
+    for key in parts[0].training:
+        records = [part.training[key] for part in parts]
+        joined[key] = join_records(records)
+    return joined
+
+
+def _join_moments(parts: Sequence[StoredBank]) -> Moments:
+    each = [cast(Moments, part.moments) for part in parts]
+    n = each[0].n
+    sums = zip(*[moments[1:] for moments in each], strict=True)
     return Moments(n, *map(torch.cat, sums))

@@ -43,7 +43,9 @@ class MomentsSoFar:
         """Add a batch."""
         for name, (x, y) in rows.items():
             if name not in self.metrics:
-                metric = MomentsMetric(len(x), x.shape[-1], y.shape[-1])
+                sites, _, d_x = x.shape
+                d_y = y.shape[-1]
+                metric = MomentsMetric(sites, d_x, d_y)
                 self.metrics[name] = metric.to(x.device)
             self.metrics[name].update(x, y)
         self.batches += 1
@@ -105,13 +107,18 @@ def read_moments(
     if reading is None:
         reading = MomentsSoFar()
     module = trainer.lightning_module
+    called = None
+    if isinstance(module, BankTraining):
+        called = module.after_moments_batch
     for batch in _tracked(trainer, loader, reading.batches, batches):
         reading.add(rows(batch))
-        if isinstance(module, BankTraining) and module.after_moments_batch is not None:
-            module.after_moments_batch()
+        if called is not None:
+            called()
     check.flush()
 
-    moments = {name: metric.compute() for name, metric in reading.metrics.items()}
+    moments = {}
+    for bank, metric in reading.metrics.items():
+        moments[bank] = metric.compute()
     if kept is not None and trainer.is_global_zero:
         _save(kept, moments)
     return moments
@@ -140,7 +147,9 @@ def _load(file: Path, device: torch.device) -> dict[str, Moments]:
 
 def _save(file: Path, moments: Mapping[str, Moments]) -> None:
     parts = {name: sums._asdict() for name, sums in moments.items()}
-    tensors = {name: value.cpu() for name, value in flat(parts)}
+    tensors = {}
+    for name, value in flat(parts):
+        tensors[name] = value.cpu()
     save_tensors(file, tensors)
 
 
@@ -164,18 +173,19 @@ def moments_of_states(
     """
     trainer = cast(pl.Trainer, data.trainer)
     trains = trainer.state.fn == "fit"
-    about = {"data": data.describe(), "config": data.config(), **about}
+    decides: dict[str, Any] = {"data": data.describe(), "config": data.config()}
+    decides |= about
     loader = data.loader(split, shuffle=trains and split == "fit")
     batches = len(loader)
     if split == "fit":
         batches = limited(batches, trainer, "train" if trains else "test")
     else:
-        about["split"] = split
+        decides["split"] = split
 
     def read(texts: TextBatch) -> Rows:
         batch = data.on_before_batch_transfer(texts, 0)
-        return rows(trainer.strategy.batch_to_device(batch))
+        batch = trainer.strategy.batch_to_device(batch)
+        return rows(batch)
 
-    return read_moments(
-        trainer, loader, read, data.reader.check, batches, reading, about
-    )
+    check = data.reader.check
+    return read_moments(trainer, loader, read, check, batches, reading, decides)

@@ -69,7 +69,9 @@ class PairedRows(NamedTuple):
         marks = None
         if unseen:
             marks = torch.cat(unseen)
-        return cls(torch.cat(x, 1), torch.cat(y, 1), marks)
+        rows_x = torch.cat(x, 1)
+        rows_y = torch.cat(y, 1)
+        return cls(rows_x, rows_y, marks)
 
 
 @torch.no_grad()
@@ -99,16 +101,18 @@ def measure(
     Returns:
         Name -> (S,); not finite where there is nothing to measure, or the map overflows.
     """
-    mean_y = means[1][:, None]
+    _, mean = means
+    mean_y = mean[:, None]
     mapped = mapped_rows(way, held.x)
     squares = squared_errors(mapped, held.y)
     totals = squared_distances(held.y, mean_y)
     figures = {"fvu": squares.sum(1) / totals.sum(1)}
     figures |= _by_type(squares, totals, held.unseen)
     if other is not None:
-        elsewhere = squared_errors(mapped_rows(way, other.x), other.y)
+        elsewhere = mapped_rows(way, other.x)
+        errors = squared_errors(elsewhere, other.y)
         distances = squared_distances(other.y, mean_y)
-        figures["fvu_other"] = elsewhere.sum(1) / distances.sum(1)
+        figures["fvu_other"] = errors.sum(1) / distances.sum(1)
     if way.invertible:
         figures["round_trip"] = _round_trip(way, held.x, mapped)
     if stretched:
@@ -124,23 +128,27 @@ def _by_type(
 ) -> dict[str, Tensor]:
     """The FVU on rows of seen and of unseen types, (S,) each; NaN without such rows."""
     if unseen is None:
-        unseen = torch.zeros(squares.shape[1], dtype=torch.bool, device=squares.device)
-    seen = ~unseen
-    return {
-        "fvu_seen": squares[:, seen].sum(1) / totals[:, seen].sum(1),
-        "fvu_unseen": squares[:, unseen].sum(1) / totals[:, unseen].sum(1),
-    }
+        rows = squares.shape[1]
+        unseen = torch.zeros(rows, dtype=torch.bool, device=squares.device)
+    figures = {}
+    for column, chosen in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
+        errors = squares[:, chosen].sum(1)
+        distances = totals[:, chosen].sum(1)
+        figures[column] = errors / distances
+    return figures
 
 
 def _round_trip(way: Way, x: Tensor, mapped: Tensor) -> Tensor:
     """‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞ at each site, (S,)."""
-    parts = zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
+    parts_x = x.split(AT_ONCE, 1)
+    parts_y = mapped.split(AT_ONCE, 1)
     gaps = []
-    for there, rows in parts:
-        gap = (way.inverse(there) - rows).abs()
-        gaps.append(gap.amax((1, 2)))
+    for there, rows in zip(parts_y, parts_x, strict=True):
+        gap = way.inverse(there) - rows
+        gaps.append(gap.abs().amax((1, 2)))
     worst = torch.stack(gaps).nan_to_num(torch.inf)
-    return worst.amax(0) / x.abs().amax((1, 2))
+    largest = x.abs().amax((1, 2))
+    return worst.amax(0) / largest
 
 
 def _stretches_on(
@@ -152,13 +160,15 @@ def _stretches_on(
 ) -> Tensor:
     """`stretches` on so many of the held-out rows, between spaces of unit variance: (3, S)."""
     x = held.x
+    mean_x, _ = means
     every = max(1, x.shape[1] // number)
-    sample = x[:, ::every][:, :number]
-    centred = x.double() - means[0][:, None]
+    spread = x[:, ::every]
+    sample = spread[:, :number]
+    centred = x.double() - mean_x[:, None]
     variance_x = centred.square().mean((1, 2))
     width = held.y.shape[-1]
-    scale = (variance_x / totals.mean(1) * width).sqrt()
-    return stretches(way.there, sample, scale)
+    ratio = variance_x / totals.mean(1) * width
+    return stretches(way.there, sample, ratio.sqrt())
 
 
 def gelbrich(x: Tensor, y: Tensor) -> Tensor:
@@ -180,8 +190,10 @@ def gelbrich(x: Tensor, y: Tensor) -> Tensor:
     mean_y, cov_y = _law(y)
     root = _root(cov_x)
     both = _root(root @ cov_y @ root)
-    trace = squares(cov_x + cov_y - 2 * both).sum(-1)
-    means = (mean_x - mean_y).square().sum(-1)
+    rest = cov_x + cov_y - 2 * both
+    trace = squares(rest).sum(-1)
+    apart = mean_x - mean_y
+    means = apart.square().sum(-1)
     return means + trace.clamp(min=0)
 
 
@@ -202,8 +214,10 @@ def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
     """
     y = y.double()
     predicted = predicted.double()
-    total = (y - mean[:, None]).square().sum(-1)
-    error = (predicted - y).square().sum(-1)
+    away = y - mean[:, None]
+    gap = predicted - y
+    total = away.square().sum(-1)
+    error = gap.square().sum(-1)
     least = error.mean(-1) + gelbrich(predicted, y)
     return least / total.mean(-1)
 
@@ -237,7 +251,8 @@ def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) ->
         scale: (S,) X's root mean variance over Y's. Between spaces of unit variance a rotation has 1, 1, 1.
     """
     jacobians = jacobian(function, x).double()
-    finite = jacobians.isfinite().flatten(1).all(1)
+    finite = jacobians.isfinite()
+    finite = finite.flatten(1).all(1)
     known = jacobians.nan_to_num(0.0, 0.0, 0.0)
     values = torch.linalg.svdvals(known).flatten(1)
     levels = values.new_tensor([0.05, 0.5, 0.95])
@@ -250,14 +265,16 @@ def _law(rows: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows.double()
     mean = rows.mean(1)
     centred = rows - mean[:, None]
-    return mean, centred.mT @ centred / rows.shape[1]
+    scatter = centred.mT @ centred
+    return mean, scatter / rows.shape[1]
 
 
 def _root(matrix: Tensor) -> Tensor:
     """The square root of a symmetric positive semi-definite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     roots = values.clamp(min=0).sqrt()
-    return vectors * roots[:, None] @ vectors.mT
+    scaled = vectors * roots[:, None]
+    return scaled @ vectors.mT
 
 
 FREE = "mlp"
@@ -311,9 +328,11 @@ def factory(name: str, parameters: int) -> AlignerFactory:
 def _inn(parameters: int, sites: int, d_x: int, d_y: int, **options: Any) -> INN:
     """An INN of about so many parameters a site; they are linear in the width of its hidden layers."""
     with torch.device("meta"):
-        one = parameters_of(INN(1, d_x, d_y, hidden=1, **options))
-        two = parameters_of(INN(1, d_x, d_y, hidden=2, **options))
-    hidden = 1 + round((parameters - one) / (two - one))
+        least = INN(1, d_x, d_y, hidden=1, **options)
+        next_larger = INN(1, d_x, d_y, hidden=2, **options)
+    one = parameters_of(least)
+    each = parameters_of(next_larger) - one
+    hidden = 1 + round((parameters - one) / each)
     if hidden < 1:
         raise UserError(
             f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}."
@@ -397,11 +416,16 @@ class BijectionPrice(pl.LightningModule):
         Raises:
             ValueError: as the maps do.
         """
-        for name, size in product(self.maps, self._sizes(d_x, d_y)):
-            factory(name, size)(1, d_x, d_y)
+        sizes = self._sizes(d_x, d_y)
+        for name, size in product(self.maps, sizes):
+            make = factory(name, size)
+            make(1, d_x, d_y)
 
     def _sizes(self, d_x: int, d_y: int) -> list[int]:
-        return self.sizes or [parameters_of(INN(1, d_x, d_y))]
+        if self.sizes:
+            return self.sizes
+        default = INN(1, d_x, d_y)
+        return [parameters_of(default)]
 
     # ------------------------------------------------------------------ the held-out rows
 
@@ -469,7 +493,8 @@ class BijectionPrice(pl.LightningModule):
         }
         self.rows = []
         planned = list(self._planned())
-        for training in track(planned, "Training", disable=hidden(self.trainer)):
+        quiet = hidden(self.trainer)
+        for training in track(planned, "Training", disable=quiet):
             self.rows += self._fitted(training)
 
     def _planned(self) -> Iterator[Training]:
@@ -477,23 +502,27 @@ class BijectionPrice(pl.LightningModule):
         if "linear" in self.maps:
             yield Training("linear", 0, 0, 0)
         trained = [name for name in self.maps if name != "linear"]
-        sizes = self._sizes(self.fitting.x.shape[-1], self.fitting.y.shape[-1])
+        x, y, _ = self.fitting
+        sizes = self._sizes(x.shape[-1], y.shape[-1])
         seeds = range(self.seeds)
-        for seed, size, steps, name in product(seeds, sizes, self.steps, trained):
+        each = product(seeds, sizes, self.steps, trained)
+        for seed, size, steps, name in each:
             yield Training(name, size, steps, seed)
 
     def _fitted(self, training: Training) -> Iterator[Row]:
         """The rows of a map in both directions; a map without a way back is fitted once for each."""
-        there = self._trained(training, turned=False)
+        there = back = self._trained(training, turned=False)
+        forward = there.aligner
         if training.name in ONE_WAY:
             back = self._trained(training, turned=True)
-            yield from self._rows(training, False, Way(there.aligner), there)
-            yield from self._rows(training, True, Way(back.aligner), back)
-            return
-        forward = there.aligner
-        backward = forward.inverse
-        yield from self._rows(training, False, Way(forward, backward), there)
-        yield from self._rows(training, True, Way(backward, forward), there)
+            way = Way(forward)
+            way_back = Way(back.aligner)
+        else:
+            backward = forward.inverse
+            way = Way(forward, backward)
+            way_back = Way(backward, forward)
+        yield from self._rows(training, False, way, there)
+        yield from self._rows(training, True, way_back, back)
 
     def _trained(self, training: Training, turned: bool) -> Trained:
         """Fit and train a map from X to Y, or from Y to X if `turned`."""
@@ -504,10 +533,13 @@ class BijectionPrice(pl.LightningModule):
             x, y = y, x
         name, size, steps, seed = training
         sites, _, d_x = x.shape
-        aligner = seeded(factory(name, size), seed, sites, d_x, y.shape[-1])
+        d_y = y.shape[-1]
+        make = factory(name, size)
+        aligner = seeded(make, seed, sites, d_x, d_y)
         aligner.to(x.device)
         fit_map(name, aligner, moments)
-        diverged = self.like.train_on_rows(aligner, x, y, steps, self.rows_a_step, seed)
+        a_step = self.rows_a_step
+        diverged = self.like.train_on_rows(aligner, x, y, steps, a_step, seed)
         aligner.requires_grad_(False).eval()
         return Trained(aligner, diverged.tolist())
 
@@ -515,15 +547,19 @@ class BijectionPrice(pl.LightningModule):
         self, training: Training, turned: bool, way: Way, trained: Trained
     ) -> Iterator[Row]:
         """A row for each site of a map, from Y to X if `turned`, and of the floor beside each free network."""
+        direction = "X to Y"
+        if turned:
+            direction = "Y to X"
         about = {
-            "direction": "Y to X" if turned else "X to Y",
+            "direction": direction,
             "size": training.size,
             "parameters": parameters_of(trained.aligner),
             "steps": training.steps,
             "seed": training.seed,
         }
         places = self.stream.reader.places()
-        for method, figures in self._measured(training.name, turned, way).items():
+        measured = self._measured(training.name, turned, way)
+        for method, figures in measured.items():
             for s, place in enumerate(places):
                 step = trained.diverged[s]
                 outcome = None
@@ -531,7 +567,9 @@ class BijectionPrice(pl.LightningModule):
                     outcome = f"diverged at step {step}"
                 elif training.steps:
                     outcome = TRAINED_WELL
-                row = {**columns_of(place), "method": method, **about}
+                row = columns_of(place)
+                row["method"] = method
+                row |= about
                 row["diverged_step"] = step
                 row["training"] = outcome
                 for column in MEASURED:
@@ -548,20 +586,28 @@ class BijectionPrice(pl.LightningModule):
         held = self.held
         if turned:
             moments = moments.swap()
-            held = {split: rows.turned() for split, rows in held.items()}
+            held = {}
+            for split, rows in self.held.items():
+                held[split] = rows.turned()
         test = held["test"]
         other = held.get("other")
         mean_y = moments.mean_y
         means = (moments.mean_x, mean_y)
         figures = measure(way, test, other, means, self.stretched_rows)
         if BESIDE in held:
-            rows = held[BESIDE]
-            errors = FarErrors(mean_y).to(test.y.device)
-            errors.update(mapped_rows(way, rows.x), rows.y)
             column = FAR_COLUMNS[self.stream.far_rows]
-            figures[column] = errors.compute()
+            figures[column] = _fvu_beside(way, held[BESIDE], mean_y)
         measured = {name: figures}
         if name == FREE:
-            bound = floor(mapped_rows(way, test.x), test.y, mean_y)
+            predicted = mapped_rows(way, test.x)
+            bound = floor(predicted, test.y, mean_y)
             measured["floor"] = {"fvu": bound}
         return measured
+
+
+def _fvu_beside(way: Way, rows: PairedRows, mean_y: Tensor) -> Tensor:
+    """The FVU of a map on the rows that stand beside those that count, (S,)."""
+    errors = FarErrors(mean_y).to(rows.y.device)
+    mapped = mapped_rows(way, rows.x)
+    errors.update(mapped, rows.y)
+    return errors.compute()
