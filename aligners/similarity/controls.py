@@ -30,25 +30,28 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
         ValueError: fewer than two texts.
     """
     numbers = text.cpu()
-    _, counts = torch.unique_consecutive(numbers, return_counts=True)
+    n = len(numbers)
+    _, counts = numbers.unique_consecutive(return_counts=True)
     if len(counts) < 2:
         raise UserError(
             "The null pairs rows of different texts of a batch: expected at least 2 texts in every batch, but got "
             f"{len(counts)}. Raise `batch_size`, or leave the controls off."
         )
     texts = rolled_by(share, len(counts))
-    rows = torch.arange(len(numbers))
-    shift = int(counts[:texts].sum())
-    partners = (rows + shift) % len(numbers)
+    passed = counts[:texts]
+    shift = int(passed.sum())
+    rows = torch.arange(n)
+    partners = (rows + shift) % n
     apart = numbers != numbers[partners]
-    rows_x = rows[apart].to(text.device)
-    rows_y = partners[apart].to(text.device)
-    return rows_x, rows_y
+    rows_x = rows[apart]
+    rows_y = partners[apart]
+    return rows_x.to(text.device), rows_y.to(text.device)
 
 
 def rolled_by(share: float, texts: int) -> int:
     """How many of so many texts to roll by: at least one, and not all."""
-    shift = max(round(share * texts), 1)
+    shift = round(share * texts)
+    shift = max(shift, 1)
     return min(shift, texts - 1)
 
 
@@ -61,9 +64,10 @@ def cropped(weights: Tensor, words: Tensor) -> Tensor:
     places = torch.arange(width, device=words.device)
     real = places < words[:, None]
     rows = weights * real[:, :, None]
-    masked = rows * real[:, None, :]
+    masked = rows * real[:, None]
     total = masked.sum(-1, keepdim=True)
-    total = total.where(total > 0, 1)
+    some = total > 0
+    total = total.where(some, 1)
     return masked / total
 
 
@@ -99,7 +103,8 @@ def jackknife_interval(
     freedom = groups - 1
     variance = freedom * left_out.var(0, correction=0)
     error = variance.sqrt()
-    quantile = float(student.ppf((1 + level) / 2, freedom))
+    upper = (1 + level) / 2
+    quantile = float(student.ppf(upper, freedom))
     half = quantile * error
     return estimate - half, estimate + half
 
@@ -108,12 +113,14 @@ def matching_layers(
     layers_x: Sequence[int], layers_y: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Match each layer of X with the layer of Y at the same relative depth: the diagonal, also at unequal depths."""
-    last_x = max(len(layers_x) - 1, 1)
+    last_x = len(layers_x) - 1
     last_y = len(layers_y) - 1
+    last_x = max(last_x, 1)
     pairs = []
     for place, layer in enumerate(layers_x):
-        match = math.floor(place * last_y / last_x + 0.5)
-        pairs.append((layer, layers_y[match]))
+        partner = place * last_y / last_x
+        nearest = math.floor(partner + 0.5)
+        pairs.append((layer, layers_y[nearest]))
     return pairs
 
 
@@ -133,11 +140,10 @@ class Sample(NamedTuple):
         """The rows of both."""
         if not isinstance(other, Sample):
             return NotImplemented
-        return type(self)(
-            x=torch.cat([self.x, other.x], 1),
-            y=torch.cat([self.y, other.y], 1),
-            text=torch.cat([self.text, other.text]),
-        )
+        x = torch.cat([self.x, other.x], 1)
+        y = torch.cat([self.y, other.y], 1)
+        text = torch.cat([self.text, other.text])
+        return type(self)(x, y, text)
 
     def pair(self, i: int, j: int) -> Self:
         """The rows of one layer of X and one of Y, by index."""
@@ -164,7 +170,7 @@ class Draw:
     ) -> None:
         self.seed = seed
         self.key = torch.full((budget,), FREE, device=device)
-        self.text = torch.zeros(budget, dtype=torch.int64, device=device)
+        self.text = torch.zeros_like(self.key)
 
     def admit(self, text: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Let rows with the smallest keys into the sample, in the places of those with the largest.
@@ -185,7 +191,8 @@ class Draw:
         stays = order[~is_new]
         free = torch.ones_like(self.key, dtype=torch.bool)
         free[stays] = False
-        places = free.nonzero()[: len(rows), 0]
+        places = free.nonzero()[:, 0]
+        places = places[: len(rows)]
         self.key[places] = offered[rows]
         self.text[places] = text[rows]
         return places, rows
@@ -197,19 +204,22 @@ class Draw:
         """
         device = self.key.device
         mine = (self.key.cpu(), self.text.cpu())
-        keys, texts = zip(*collected(mine), strict=True)
+        of_ranks = collected(mine)
+        keys, texts = zip(*of_ranks, strict=True)
         key = torch.cat(keys).to(device)
         text = torch.cat(texts).to(device)
         order = _smallest(key, len(self.key))
         group = text[order] % groups
-        self.order = order[group.argsort(stable=True)]
+        by_group = group.argsort(stable=True)
+        self.order = order[by_group]
         self.text = text[self.order]
 
     def collect(self, rows: Tensor) -> Tensor:
         """The rows of all ranks in that order, (L, k, d), in the memory of this rank's rows (L, budget, d)."""
         budget = len(self.key)
         count = len(self.order)
-        here = self.order // budget == this_rank()
+        rank = self.order // budget
+        here = rank == this_rank()
         places = self.order[here] % budget
         for layer in rows:  # one at a time, for the memory
             chosen = layer.new_zeros(count, layer.shape[1])
@@ -223,5 +233,7 @@ def _smallest(key: Tensor, budget: int) -> Tensor:
     key, order = key.sort(stable=True)
     first = key < FREE
     # a row may come twice, from two ranks or from a sampler that evens them out
-    first[1:] &= key[1:] != key[:-1]
-    return order[first][:budget]
+    following = key[1:]
+    first[1:] &= following != key[:-1]
+    kept = order[first]
+    return kept[:budget]

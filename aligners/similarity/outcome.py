@@ -151,9 +151,9 @@ class TileFigures:
         for a, b in matching:
             groups = sums.at(first, a, b)
             for measure, estimates in self._estimates(measures, groups).items():
-                for way, (low, high) in _intervals(estimates).items():
-                    intervals[measure][way][0, a, b] = low
-                    intervals[measure][way][1, a, b] = high
+                for way, interval in _intervals(estimates).items():
+                    ends = intervals[measure][way]
+                    ends[0, a, b], ends[1, a, b] = interval
         for measure, grids in intervals.items():
             if (measure.name, "interval") not in self.refused:
                 self.grids[measure.name, "interval"] = grids

@@ -457,8 +457,7 @@ class SimilarityEvaluation(pl.LightningModule):
             same = [values[m, m, measure.name] for m in models]
         layers: list[Sequence[int]] = [self.places[i], self.places[j]]
         if measure.family in ATTENTION:  # which compare all blocks
-            depths = self.models[i].depth, self.models[j].depth
-            layers = [range(1, depth + 1) for depth in depths]
+            layers = [range(1, self.models[m].depth + 1) for m in models]
         head = {
             "model_x": self.names[i],
             "model_y": self.names[j],

@@ -43,17 +43,18 @@ class PairFigures:
         self.refused: dict[tuple[str, str], str] = {}
         for figures in self._tiles:
             x, y, whole = figures.tile
-            where = f"Of positions {x.first}-{x.end - 1} and {y.first}-{y.end - 1}, each counted from 0: "
+            where = ""
+            if not whole:
+                where = f"Of positions {x.first}-{x.end - 1} and {y.first}-{y.end - 1}, each counted from 0: "
             for key, why in figures.refused.items():
-                if not whole:
-                    why = where + why
-                self.refused.setdefault(key, why)
+                self.refused.setdefault(key, where + why)
 
     def grids(self, measure: Measure, figure: str) -> Grids:
         """A figure of all layer pairs; nothing if there is none of a tile."""
         joint: Grids = {}
         key = (measure.name, figure)
-        if key in self.refused or (measure.name, "value") in self.refused:
+        value = (measure.name, "value")
+        if key in self.refused or value in self.refused:
             return joint
         for figures in self._tiles:
             found = figures.grids.get(key, {})
@@ -63,9 +64,11 @@ class PairFigures:
             x, y, _ = figures.tile
             for direction, values in found.items():
                 if direction not in joint:
-                    shape = (*values.shape[:-2], *self._shape)
+                    *ends, _, _ = values.shape
+                    shape = (*ends, *self._shape)
                     joint[direction] = values.new_full(shape, torch.nan)
-                joint[direction][..., x.layers, y.layers] = values
+                whole = joint[direction]
+                whole[..., x.layers, y.layers] = values
         return joint
 
     def refusals(
@@ -94,24 +97,33 @@ class PairFigures:
             grids[name] = self.grids(measure, name)
         for name in ("low", "high", "null", "null_high"):
             grids[name] = {}
-        for direction, (low, high) in self.grids(measure, "interval").items():
+        intervals = self.grids(measure, "interval")
+        for direction, (low, high) in intervals.items():
             grids["low"][direction] = low
             grids["high"][direction] = high
-
-        nulls = self._nulls(measure)
-        if nulls and all(nulls):
-            for direction in nulls[0]:
-                stacked = torch.stack([null[direction] for null in nulls])
-                grids["null"][direction] = stacked.mean(0)
-                grids["null_high"][direction] = stacked.amax(0)
+        for direction, null in self._null(measure).items():
+            grids["null"][direction] = null.mean(0)
+            grids["null_high"][direction] = null.amax(0)
         grids["ceiling"] = _ceiling(measure, *same)
         return grids
+
+    def _null(self, measure: Measure) -> Grids:
+        """The values of a measure under all permutations, (P, L_x, L_y); nothing if there is none under one of them."""
+        nulls = self._nulls(measure)
+        if not nulls or not all(nulls):
+            return {}
+        stacked = {}
+        for direction in nulls[0]:
+            each = [null[direction] for null in nulls]
+            stacked[direction] = torch.stack(each)
+        return stacked
 
     def _nulls(self, measure: Measure) -> list[Grids]:
         """The values of a measure under each permutation, also where there are none."""
         names: dict[str, None] = {}
         for figures in self._tiles:
-            for of, figure in (*figures.grids, *figures.refused):
+            keys = (*figures.grids, *figures.refused)
+            for of, figure in keys:
                 if of == measure.name and figure.startswith("null"):
                     names[figure] = None
         return [self.grids(measure, name) for name in names]
@@ -119,12 +131,16 @@ class PairFigures:
     def caution(self, measure: Measure) -> str | None:
         """What to say if there are few rows for the directions of a fit."""
         most = 0.0
-        for grid in self.grids(measure, "chance").values():
-            most = max(most, float(grid.max()))
+        chance = self.grids(measure, "chance")
+        for grid in chance.values():
+            largest = float(grid.max())
+            most = max(most, largest)
         if most <= MOST_BY_CHANCE:
             return None
-        rows = max(figures.rows.get(measure.name, 0) for figures in self._tiles)
-        enough = round(most * (rows - 1) / MOST_BY_CHANCE) + 1
+        name = measure.name
+        rows = max(figures.rows.get(name, 0) for figures in self._tiles)
+        directions = most * (rows - 1)
+        enough = round(directions / MOST_BY_CHANCE) + 1
         return (
             f"fitted on {rows} rows, on which even independent data would share {most:.0%} of the variance. "
             f"Quote the held-out value (`controls`), or give {enough} rows or more."
@@ -141,8 +157,10 @@ def joined_norms(each: Sequence[Mapping[tuple[int, int], Tensor]]) -> dict[int, 
     for some in reversed(each):
         norms |= some
     spans: dict[int, list[Tensor]] = {}
-    for (model, _), values in sorted(norms.items(), key=lambda item: item[0]):
-        spans.setdefault(model, []).append(values)
+    for span in sorted(norms):
+        model, _ = span
+        parts = spans.setdefault(model, [])
+        parts.append(norms[span])
     return {model: torch.cat(parts) for model, parts in spans.items()}
 
 
@@ -163,27 +181,33 @@ def rows_of(
         controls: what stands beside the values, by name.
     """
     rows = []
+    pairs = list(product(*layers))
     for direction, grid in values.items():
         label = head["measure"] + SIDES[direction]
-        about = {**head, "direction": direction, "label": label, "features": features}
+        about = {**head, "direction": direction, "label": label}
+        about["features"] = features
         missing = torch.full_like(grid, torch.nan)
-        columns = {"value": grid.flatten().tolist()}
+        columns = {"value": _listed(grid)}
         for name in CONTROLS:
-            control = controls.get(name, {}).get(direction, missing)
-            columns[name] = control.flatten().tolist()
-        for place, (layer_x, layer_y) in enumerate(product(*layers)):
+            by_direction = controls.get(name, {})
+            control = by_direction.get(direction, missing)
+            columns[name] = _listed(control)
+        for place, (layer_x, layer_y) in enumerate(pairs):
             row = {**about, "layer_x": layer_x, "layer_y": layer_y}
             for name, figures in columns.items():
-                row[name] = _known(figures[place])
+                row[name] = figures[place]
             rows.append(row)
     return rows
 
 
-def _known(figure: float) -> float | None:
-    """None for NaN."""
-    if isnan(figure):
-        return None
-    return figure
+def _listed(grid: Tensor) -> list[float | None]:
+    """The figures of all layer pairs, None for NaN."""
+    figures: list[float | None] = []
+    for figure in grid.flatten().tolist():
+        if isnan(figure):
+            figure = None
+        figures.append(figure)
+    return figures
 
 
 def layer_rows(
@@ -207,9 +231,11 @@ def layer_rows(
             row: Row = {"model": name, "layer": layer}
             row |= {"nuclear_norm": None, "localization": None}
             if m in norms:
-                row["nuclear_norm"] = norms[m][place].item()
+                norm = norms[m][place]
+                row["nuclear_norm"] = norm.item()
             if scores is not None:
-                row["localization"] = scores[place].item()
+                score = scores[place]
+                row["localization"] = score.item()
             rows.append(row)
     return rows
 
@@ -222,9 +248,12 @@ def distance_rows(names: Sequence[str], values: Values) -> list[Row]:
             continue
         cka = grids["both"]
         layers_x, layers_y = cka.shape
-        if layers_x == layers_y:
-            row = {"model_x": names[i], "model_y": names[j]}
-            rows.append({**row, "angular_distance": float(angular_distance(cka))})
+        if layers_x != layers_y:
+            continue
+        row: Row = {"model_x": names[i], "model_y": names[j]}
+        distance = angular_distance(cka)
+        row["angular_distance"] = float(distance)
+        rows.append(row)
     return rows
 
 
@@ -237,20 +266,21 @@ def _localization(m: int, values: Values) -> Tensor | None:
         svcca = values.get((i, j, "svcca"))
         if not neuronsim or not svcca:
             return None
-        if m == i:
-            neurons.append(neuronsim["forward"])
-            subspaces.append(svcca["both"])
-        else:
-            neurons.append(neuronsim["backward"].mT)
-            subspaces.append(svcca["both"].mT)
-        own = torch.zeros(neurons[-1].shape, dtype=torch.bool)
+        of_subspaces = svcca["both"]
+        of_neurons = neuronsim["forward"]
+        if m != i:
+            of_subspaces = of_subspaces.mT
+            of_neurons = neuronsim["backward"].mT
+        neurons.append(of_neurons)
+        subspaces.append(of_subspaces)
+        own = torch.zeros_like(of_neurons, dtype=torch.bool)
         if i == j:
             own.fill_diagonal_(True)
         same.append(own)
     if not same:
         return None
-    columns = torch.cat(neurons, 1), torch.cat(subspaces, 1)
-    return localization(*columns, torch.cat(same, 1))
+    columns = (torch.cat(parts, 1) for parts in (neurons, subspaces, same))
+    return localization(*columns)
 
 
 def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:
@@ -259,7 +289,9 @@ def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:
         return {}
     of_x, *_ = within_x.values()
     of_y, *_ = within_y.values()
-    grid = torch.minimum(of_x.diagonal()[:, None], of_y.diagonal())
+    own_x = of_x.diagonal()
+    own_y = of_y.diagonal()
+    grid = own_x[:, None].minimum(own_y)
     if measure.symmetric:
         return {"both": grid}
     return {"forward": grid, "backward": grid}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aligners.similarity.algebra.moments import (
     TILE,
+    Device,
     GridMoments,
     check_rows,
     squares,
@@ -72,9 +73,7 @@ class SideSums(NamedTuple):
     quartic: Tensor
 
     @classmethod
-    def zeros(
-        cls, layers: int, d: int, device: torch.device | str | None = None
-    ) -> Self:
+    def zeros(cls, layers: int, d: int, device: Device = None) -> Self:
         """The sums of no rows."""
         row = (layers, d)
         scatter = (layers, d, d)
@@ -91,7 +90,8 @@ class SideSums(NamedTuple):
             return self.shifted(states)
         few = states[:, :SHIFT_ROWS]
         first = few.mean(1, dtype=torch.float64)
-        shift = torch.where(self.n == 0, first, self.shift)
+        empty = self.n == 0
+        shift = first.where(empty, self.shift)
         self.shift.copy_(shift)
 
         shifted = self.shifted(states)
@@ -99,19 +99,20 @@ class SideSums(NamedTuple):
         by_layer = rows.transpose(0, 1)
         transposed = rows.permute(1, 2, 0)
         cubic = torch.einsum("nl,nld->ld", squares, rows)
-        quartic = squares.square().sum(0)
+        fourth = squares.square()
+        total = rows.sum(0)
 
         self.n.add_(len(rows))
-        self.sum.add_(rows.sum(0))
+        self.sum.add_(total)
         self.xx.baddbmm_(transposed, by_layer)
         self.cubic.add_(cubic)
-        self.quartic.add_(quartic)
+        self.quartic.add_(fourth.sum(0))
         return shifted
 
     def shifted(self, states: Tensor) -> ShiftedRows:
         """Rows (L, N, d) about the shift, through a single buffer."""
-        shape = (states.shape[1], *self.shift.shape)
-        rows = self.shift.new_empty(shape)
+        n = states.shape[1]
+        rows = self.shift.new_empty(n, *self.shift.shape)
         rows.copy_(states.transpose(0, 1))
         rows.sub_(self.shift)
         squares = torch.linalg.vecdot(rows, rows)
@@ -125,61 +126,79 @@ class SideSums(NamedTuple):
     def move(self, to: Tensor) -> Move:
         """What it takes to express these sums about another shift, (L, d)."""
         by = to - self.shift
-        along = by * self.sum
-        length = by.square().sum(-1)
+        squared = by.square()
+        length = squared.sum(-1)
+        products = by * self.sum
+        along = products.sum(-1)
         trace = squares(self.xx).sum(-1)
-        partly = trace - 2 * along.sum(-1)
+        partly = trace - 2 * along
+        moved = self.n * by
+        lengths = self.n * length
         return Move(
             by=by,
             before=self.sum,
-            after=self.sum - self.n * by,
+            after=self.sum - moved,
             length=length,
             partly=partly,
-            total=partly + self.n * length,
+            total=partly + lengths,
         )
 
     def move_(self, to: Tensor) -> None:
         """Express these sums about another shift, (L, d), in their own memory; exact but for rounding."""
-        by, before, after, length, partly, total = self.move(to)
-        column = by[..., None]
-        along = (self.xx @ column)[..., 0]
-        with_length = length[:, None] * before
-        with_total = total[:, None] * by
-        crossed = (along - self.cubic) * by
-        cubic = self.cubic - 2 * along
-        cubic = cubic + with_length - with_total
-        quartic = self.quartic + crossed.sum(-1) * 4
-        quartic = quartic + length * (partly + total)
+        move = self.move(to)
+        by = move.by
+        along = self.xx @ by[..., None]
+        along = along[..., 0]
+        cubic = self._moved_cubic(along, move)
+        quartic = self._moved_quartic(along, move)
 
         # two rank-one corrections
-        left = torch.stack([by, before], 2)
-        right = torch.stack([after, by], 1)
+        left = torch.stack([by, move.before], 2)
+        right = torch.stack([move.after, by], 1)
         self.xx.baddbmm_(left, right, alpha=-1)
         self.shift.copy_(to)
-        self.sum.copy_(after)
+        self.sum.copy_(move.after)
         self.cubic.copy_(cubic)
         self.quartic.copy_(quartic)
 
+    def _moved_cubic(self, along: Tensor, move: Move) -> Tensor:
+        """Σ‖x''‖²x'', (L, d), from Σ(δ·x')x', (L, d)."""
+        with_length = move.length[:, None] * move.before
+        with_total = move.total[:, None] * move.by
+        cubic = self.cubic - 2 * along
+        cubic = cubic + with_length
+        return cubic - with_total
+
+    def _moved_quartic(self, along: Tensor, move: Move) -> Tensor:
+        """Σ‖x''‖⁴, (L,), likewise."""
+        crossed = (along - self.cubic) * move.by
+        crossed = crossed.sum(-1)
+        both = move.partly + move.total
+        quartic = self.quartic + crossed * 4
+        return quartic + move.length * both
+
     def of(self, layers: slice) -> Self:
         """The sums of some layers, a view of these."""
-        some = [sums[layers] for sums in self[1:]]
-        return type(self)(self.n, *some)
+        n, *sums = self
+        some = [values[layers] for values in sums]
+        return type(self)(n, *some)
 
     def clone(self) -> Self:
         """The same sums in other memory."""
-        return type(self)(*map(torch.clone, self))
+        copies = map(torch.clone, self)
+        return type(self)(*copies)
 
     def plus(self, other: Self) -> Self:
         """The sums of both, which are about the same shift."""
         n, shift, *mine = self
-        _, _, *others = other
+        more, _, *others = other
         sums = map(torch.add, mine, others)
-        return type(self)(n + other.n, shift, *sums)
+        return type(self)(n + more, shift, *sums)
 
     def common_shift(self, other: Self) -> Tensor:
         """The shift of these sums; if they have no rows, that of the others."""
         empty = self.n == 0
-        return torch.where(empty, other.shift, self.shift)
+        return other.shift.where(empty, self.shift)
 
 
 class CrossSums(NamedTuple):
@@ -206,7 +225,8 @@ class CrossSums(NamedTuple):
         cubic_yx = (layers_y, layers_x, d_x)
         quartic = (layers_x, layers_y)
         shapes = [xy, cubic_xy, cubic_yx, quartic]
-        return cls(*zeros_of(shapes, x.n.device))
+        zeros = zeros_of(shapes, x.n.device)
+        return cls(*zeros)
 
     def add_(
         self, x: ShiftedRows, y: ShiftedRows, products: torch.dtype = torch.float64
@@ -220,24 +240,28 @@ class CrossSums(NamedTuple):
         """
         rows_x = x.rows.flatten(1)
         rows_y = y.rows.flatten(1)
-        squares_x, squares_y = x.squares.T, y.squares.T
         if products == torch.float64:
             self.xy.addmm_(rows_x.T, rows_y)
         else:
             single_x = x.rows.to(products)
             self._add_products(single_x, rows_y.to(products))
-        self.cubic_xy.flatten(1).addmm_(squares_x, rows_y)
-        self.cubic_yx.flatten(1).addmm_(squares_y, rows_x)
+        squares_x = x.squares.T
+        squares_y = y.squares.T
+        cubic_xy = self.cubic_xy.flatten(1)  # a view
+        cubic_yx = self.cubic_yx.flatten(1)
+        cubic_xy.addmm_(squares_x, rows_y)
+        cubic_yx.addmm_(squares_y, rows_x)
         self.quartic_xy.addmm_(squares_x, y.squares)
 
     def _add_products(self, x: Tensor, y: Tensor) -> None:
         """Add the products of X (N, L_x, d_x) with Y (N, L_y · d_y), some columns at a time."""
         width = x.shape[2]
-        some = TILE // (self.xy.element_size() * width)
-        some = max(some, 1)
+        bytes_of_a_column = self.xy.element_size() * width
+        some = max(TILE // bytes_of_a_column, 1)
         columns = y.split(some, 1)
-        layers = self.xy.split(width)
-        for rows, sums in zip(x.unbind(1), layers, strict=True):
+        layers = x.unbind(1)
+        sums_of_layers = self.xy.split(width)
+        for rows, sums in zip(layers, sums_of_layers, strict=True):
             parts = sums.split(some, 1)
             for part, of_y in zip(parts, columns, strict=True):
                 part.add_(rows.T @ of_y)
@@ -257,13 +281,13 @@ class CrossSums(NamedTuple):
         along_y = self._along_y(b.by)
         cubic_xy = _moved_cubic(self.cubic_xy, along_x, a, b)
         cubic_yx = _moved_cubic(self.cubic_yx, along_y, b, a)
-
         quartic = self._moved_quartic(along_x, a, b)
 
         # two rank-one corrections in one product
-        left = torch.stack([a.by, a.before]).flatten(1)
-        right = torch.stack([b.after, b.by]).flatten(1)
-        self.xy.addmm_(left.T, right, alpha=-1)
+        left = torch.stack([a.by, a.before])
+        right = torch.stack([b.after, b.by])
+        columns = left.flatten(1).T
+        self.xy.addmm_(columns, right.flatten(1), alpha=-1)
         self.cubic_xy.copy_(cubic_xy)
         self.cubic_yx.copy_(cubic_yx)
         self.quartic_xy.copy_(quartic)
@@ -277,16 +301,21 @@ class CrossSums(NamedTuple):
     def _along_y(self, by: Tensor) -> Tensor:
         """Σ(δ·y')x' of all pairs for δ (L_y, d_y), (L_y, L_x, d_x)."""
         of_layers = self.xy.view(-1, *by.shape)
-        along = of_layers.transpose(0, 1) @ by[..., None]
+        by_layer = of_layers.transpose(0, 1)
+        along = by_layer @ by[..., None]
         return along.view(self.cubic_yx.shape)
 
     def _moved_quartic(self, along_x: Tensor, a: Move, b: Move) -> Tensor:
         """Σ‖x''‖²‖y''‖² of all pairs, (L_x, L_y)."""
-        of_y = (2 * along_x - self.cubic_xy) * b.by
+        of_y = 2 * along_x - self.cubic_xy
+        of_y = of_y * b.by
+        of_y = of_y.sum(-1)
         of_x = self.cubic_yx * a.by
-        quartic = self.quartic_xy + 2 * of_y.sum(-1)
-        quartic = quartic - 2 * of_x.sum(-1).T
-        quartic = quartic + _pairs(a.partly, b.length)
+        of_x = of_x.sum(-1).T
+        quartic = self.quartic_xy + 2 * of_y
+        quartic = quartic - 2 * of_x
+        partly = _pairs(a.partly, b.length)
+        quartic = quartic + partly
         return quartic + _pairs(a.length, b.total)
 
     def pair(self, i: int, j: int) -> Self:
@@ -295,8 +324,9 @@ class CrossSums(NamedTuple):
         d_y = self.cubic_xy.shape[2]
         one = slice(i, i + 1)
         other = slice(j, j + 1)
+        rows = self.xy.narrow(0, i * d_x, d_x)
         return type(self)(
-            xy=self.xy.narrow(0, i * d_x, d_x).narrow(1, j * d_y, d_y),
+            xy=rows.narrow(1, j * d_y, d_y),
             cubic_xy=self.cubic_xy[one, other],
             cubic_yx=self.cubic_yx[other, one],
             quartic_xy=self.quartic_xy[one, other],
@@ -307,7 +337,8 @@ def _moved_cubic(cubic: Tensor, along: Tensor, a: Move, b: Move) -> Tensor:
     """Σ‖x''‖²y'' of all pairs, from Σ‖x'‖²y' and Σ(δ·x')y', each (L_x, L_y, d_y)."""
     cubic = cubic - 2 * along
     cubic = cubic + _pairs(a.length, b.before)
-    return cubic - _pairs(a.total, b.by)
+    total = _pairs(a.total, b.by)
+    return cubic - total
 
 
 def _pairs(a: Tensor, b: Tensor) -> Tensor:
@@ -329,17 +360,13 @@ class GridSums(NamedTuple):
 
     @classmethod
     def zeros(
-        cls,
-        layers_x: int,
-        d_x: int,
-        layers_y: int,
-        d_y: int,
-        device: torch.device | str | None = None,
+        cls, layers_x: int, d_x: int, layers_y: int, d_y: int, device: Device = None
     ) -> Self:
         """The sums of no rows."""
         x = SideSums.zeros(layers_x, d_x, device)
         y = SideSums.zeros(layers_y, d_y, device)
-        return cls(x, y, CrossSums.zeros(x, y))
+        cross = CrossSums.zeros(x, y)
+        return cls(x, y, cross)
 
     def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> Self:
         """Add paired rows in place: x (L_x, N, d_x), y (L_y, N, d_y); `products` as in `CrossSums.add_`."""
@@ -352,7 +379,8 @@ class GridSums(NamedTuple):
         """The same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
         x = self.x.clone()
         y = self.y.clone()
-        cross = CrossSums(*map(torch.clone, self.cross))
+        copies = map(torch.clone, self.cross)
+        cross = CrossSums(*copies)
         cross.move_(x, y, to_x, to_y)
         x.move_(to_x)
         y.move_(to_y)
@@ -360,20 +388,23 @@ class GridSums(NamedTuple):
 
     def moments(self) -> GridMoments:
         """The centred moments of all rows added."""
-        means = self.x.mean(), self.y.mean()
-        return self.about(*means).centred()
+        mean_x = self.x.mean()
+        mean_y = self.y.mean()
+        sums = self.about(mean_x, mean_y)
+        return sums.centred()
 
     def centred(self) -> GridMoments:
         """The moments, in the memory of these sums, if they are about the means already."""
         x, y, cross = self
         shape = *x.shift.shape, *y.shift.shape
+        by_pair = cross.xy.view(shape)
         return GridMoments(
             n=x.n,
             mean_x=x.shift,
             mean_y=y.shift,
             xx=x.xx,
             yy=y.xx,
-            xy=cross.xy.view(shape).transpose(1, 2),
+            xy=by_pair.transpose(1, 2),
             q_xx=x.quartic,
             q_yy=y.quartic,
             q_xy=cross.quartic_xy,
@@ -381,8 +412,10 @@ class GridSums(NamedTuple):
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
-        x = self.x.of(slice(i, i + 1))
-        y = self.y.of(slice(j, j + 1))
+        one = slice(i, i + 1)
+        other = slice(j, j + 1)
+        x = self.x.of(one)
+        y = self.y.of(other)
         cross = self.cross.pair(i, j)
         return type(self)(x, y, cross)
 
@@ -394,8 +427,11 @@ class GridSums(NamedTuple):
         to_y = self.y.common_shift(other.y)
         a = self.about(to_x, to_y)
         b = other.about(to_x, to_y)
-        cross = map(torch.add, a.cross, b.cross)
-        return type(self)(x=a.x.plus(b.x), y=a.y.plus(b.y), cross=CrossSums(*cross))
+        x = a.x.plus(b.x)
+        y = a.y.plus(b.y)
+        sums = map(torch.add, a.cross, b.cross)
+        cross = CrossSums(*sums)
+        return type(self)(x, y, cross)
 
 
 def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
@@ -411,7 +447,8 @@ def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
     check_rows(x, y)
     layers_x, _, d_x = x.shape
     layers_y, _, d_y = y.shape
-    sums = GridSums.zeros(layers_x, d_x, layers_y, d_y, x.device)
+    sizes = layers_x, d_x, layers_y, d_y
+    sums = GridSums.zeros(*sizes, x.device)
     sums.add_(x.detach(), y.detach())
     return sums.moments()
 
@@ -423,6 +460,7 @@ def of_moments(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def either(*given: Any, **options: Any) -> Tensor:
         if len(given) == 1:
             return formula(*given, **options)
-        return formula(grid_moments(*given), **options)
+        moments = grid_moments(*given)
+        return formula(moments, **options)
 
     return either

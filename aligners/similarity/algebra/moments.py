@@ -15,6 +15,8 @@ from aligners.errors import UserError
 
 # bytes of cross moments: small beside most comparisons, large enough for a batch of decompositions
 TILE = 2**22
+# where tensors are made; None: where torch makes them by default
+Device = torch.device | str | None
 
 
 class Moments(NamedTuple):
@@ -37,21 +39,24 @@ class Moments(NamedTuple):
     def zeros(cls, sites: int, d_x: int, d_y: int) -> Self:
         """The moments of no rows."""
         means = (sites, d_x), (sites, d_y)
-        within = (sites, d_x, d_x), (sites, d_y, d_y)
-        between = (sites, d_x, d_y)
-        return cls(*zeros_of([(), *means, *within, between]))
+        xx = (sites, d_x, d_x)
+        yy = (sites, d_y, d_y)
+        xy = (sites, d_x, d_y)
+        shapes = [(), *means, xx, yy, xy]
+        return cls(*zeros_of(shapes))
 
     def swap(self) -> Self:
         """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
-        swapped = (self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT)
-        return type(self)(*swapped)
+        n, mean_x, mean_y, xx, yy, xy = self
+        return type(self)(n, mean_y, mean_x, yy, xx, xy.mT)
 
 
-def zeros_of(
-    shapes: Sequence[tuple[int, ...]], device: torch.device | str | None = None
-) -> list[Tensor]:
+def zeros_of(shapes: Sequence[tuple[int, ...]], device: Device = None) -> list[Tensor]:
     """A tensor of float64 zeros of each shape."""
-    return [torch.zeros(s, dtype=torch.float64, device=device) for s in shapes]
+    zeros = []
+    for shape in shapes:
+        zeros.append(torch.zeros(shape, dtype=torch.float64, device=device))
+    return zeros
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
@@ -66,8 +71,12 @@ def moments_of(x: Tensor, y: Tensor) -> Moments:
     x = x - mean_x[:, None]
     y = y - mean_y[:, None]
 
-    n = torch.tensor(float(x.shape[1]), dtype=torch.float64, device=x.device)
-    return Moments(n, mean_x, mean_y, x.mT @ x, y.mT @ y, x.mT @ y)
+    rows = float(x.shape[1])
+    n = torch.tensor(rows, dtype=torch.float64, device=x.device)
+    xx = x.mT @ x
+    yy = y.mT @ y
+    xy = x.mT @ y
+    return Moments(n, mean_x, mean_y, xx, yy, xy)
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
@@ -134,7 +143,8 @@ class MomentsMetric:
 
     def compute(self) -> Moments:
         """Moments of everything seen on all ranks."""
-        if not (dist.is_available() and dist.is_initialized()):
+        many = dist.is_available() and dist.is_initialized()
+        if not many:
             return self._moments
         parts = map(gather_all_tensors, self._moments)
         first, *others = map(Moments, *parts)
@@ -267,7 +277,8 @@ def check_rows(x: Tensor, y: Tensor) -> None:
         # A sum is finite only if every term is, and much cheaper than a look at each; but it may overflow.
         if states.sum().isfinite():
             continue
-        bad = ~states.isfinite().all(-1).all(-1)
+        finite = states.isfinite()
+        bad = ~finite.all(-1).all(-1)
         refuse_layers(bad, name, "finite states", "holds NaN or infinite values in")
 
 
@@ -300,12 +311,10 @@ def check_moments(
         ("y", y, moments.mean_y, moments.yy),
     ):
         variance = squares(scatter) / moments.n
-        infinite = ~(mean.isfinite() & variance.isfinite()).all(-1)
-        expected, received = (
-            f"finite rows for {measure}",
-            "had NaN or infinite values in",
-        )
-        refuse_layers(infinite, name, expected, received)
+        finite = mean.isfinite() & variance.isfinite()
+        expected = f"finite rows for {measure}"
+        received = "had NaN or infinite values in"
+        refuse_layers(~finite.all(-1), name, expected, received)
 
         constant = constant_features(variance, mean)
         if varying == "features":

@@ -69,8 +69,10 @@ class CentredRows:
 
     def __getitem__(self, at: tuple[slice, slice]) -> Tensor:
         """Some layers and some rows."""
+        layers, _ = at
         rows = self._scaled(self._x[at])
-        return rows.sub_(self._mean[at[0]])
+        mean = self._mean[layers]
+        return rows.sub_(mean)
 
     def _scaled(self, rows: Tensor) -> Tensor:
         """A copy in float64, of length 1 if asked for."""
@@ -152,7 +154,8 @@ def by_gram(n: int, l_x: int, d_x: int, l_y: int, d_y: int, *, double: bool) -> 
     """Whether the Gram side is the cheaper route of `linear_pair_sums`, for rows of such sizes in double precision."""
     features_x = l_x * d_x
     features_y = l_y * d_y
-    gram = n * n * (features_x + features_y + l_x * l_y) / 2
+    grams = features_x + features_y
+    gram = n * n * (grams + l_x * l_y) / 2
     own = features_x * d_x + features_y * d_y
     feature = n * (features_x * features_y + own)
     if not double:
@@ -174,18 +177,10 @@ def feature_pair_sums(x: Rows, y: Rows) -> PairSums:
     y = y[:, :].double()
     squares_x = (x**2).sum(2)
     squares_y = (y**2).sum(2)
-    both = squares_x @ squares_y.mT
-    wide = y.transpose(0, 1)
-    wide = wide.flatten(1)  # (N, L_y d_y): one product for all layers of Y
-    xy = []
-    for layer in x:
-        products = layer.mT @ wide
-        products = products.unflatten(1, y.shape[::2])
-        norms = (products**2).sum((0, 2))
-        xy.append(norms)
+    same = squares_x @ squares_y.mT
     return PairSums(
         n=x.shape[1],
-        xy=torch.stack(xy) - both,
+        xy=_squared_products(x, y) - same,
         xx=_own_sums(x, squares_x),
         yy=_own_sums(y, squares_y),
         rows_x=_row_sums(x, squares_x),
@@ -193,11 +188,26 @@ def feature_pair_sums(x: Rows, y: Rows) -> PairSums:
     )
 
 
+def _squared_products(x: Tensor, y: Tensor) -> Tensor:
+    """‖XᵀY‖² of all layer pairs, (L_x, L_y), of rows (L_x, N, d_x) and (L_y, N, d_y)."""
+    layers_y, _, d_y = y.shape
+    wide = y.transpose(0, 1)
+    wide = wide.flatten(1)  # (N, L_y d_y): one product for all layers of Y
+    norms = []
+    for layer in x:
+        products = layer.mT @ wide
+        products = products.unflatten(1, (layers_y, d_y))
+        norm = (products**2).sum((0, 2))
+        norms.append(norm)
+    return torch.stack(norms)
+
+
 def _own_sums(x: Tensor, squares: Tensor) -> Tensor:
     """Σ K_ij², (L,), of rows (L, N, d) with ‖x_i‖² (L, N)."""
     scatter = x.mT @ x
+    norms = (scatter**2).sum((1, 2))
     same = (squares**2).sum(1)
-    return (scatter**2).sum((1, 2)) - same
+    return norms - same
 
 
 def _row_sums(x: Tensor, squares: Tensor) -> Tensor:
@@ -221,7 +231,8 @@ def kernel_pair_sums(x: Rows, y: Rows, kernel_x: Kernel, kernel_y: Kernel) -> Pa
     squares = (l_x,), (l_y,)
     rows = (l_x, n), (l_y, n)
     shapes = [(l_x, l_y), *squares, *rows]
-    sums = PairSums(n, *zeros_of(shapes, x.device))
+    zeros = zeros_of(shapes, x.device)
+    sums = PairSums(n, *zeros)
     for i, j in upper_blocks(n):
         if i == j:  # the first of its row of blocks
             rows_x = x[:, i]
@@ -249,7 +260,8 @@ def upper_blocks(n: int) -> list[tuple[slice, slice]]:
     for start in range(0, n, BLOCK):
         end = min(start + BLOCK, n)
         parts.append(slice(start, end))
-    return list(combinations_with_replacement(parts, 2))
+    blocks = combinations_with_replacement(parts, 2)
+    return list(blocks)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

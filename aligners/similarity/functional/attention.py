@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.moments import zeros_of
+from aligners.similarity.algebra.moments import Device, zeros_of
 
 # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
 BUDGET = 2**18
@@ -44,29 +44,35 @@ class AttentionSums(NamedTuple):
         heads_x: int,
         layers_y: int,
         heads_y: int,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> Self:
         """The sums of no texts."""
         pairs = (layers_x, heads_x, layers_y, heads_y)
         shapes = [pairs, pairs, pairs, pairs, (), ()]
-        return cls(*zeros_of(shapes, device))
+        zeros = zeros_of(shapes, device)
+        return cls(*zeros)
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of texts."""
         if not isinstance(other, AttentionSums):
             return NotImplemented
-        return type(self)(*map(torch.add, self, other))
+        sums = map(torch.add, self, other)
+        return type(self)(*sums)
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one block of X and one of Y, by index."""
-        some = [values[i : i + 1, :, j : j + 1] for values in self[:4]]
-        sums = [*some, *self[4:]]
+        one = slice(i, i + 1)
+        other = slice(j, j + 1)
+        *by_pair, texts, words = self
+        some = [values[one, :, other] for values in by_pair]
+        sums = [*some, texts, words]
         return type(self)(*sums)
 
     def swap(self) -> Self:
         """The sums of (Y, X): what the similarity in the other direction is computed from."""
-        swapped = [values.permute(2, 3, 0, 1) for values in self[:4]]
-        sums = [*swapped, *self[4:]]
+        *by_pair, texts, words = self
+        swapped = [values.permute(2, 3, 0, 1) for values in by_pair]
+        sums = [*swapped, texts, words]
         return type(self)(*sums)
 
 
@@ -91,18 +97,21 @@ def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
             "Expected at least one text of two words or more, but got none: heads cannot be told apart on a "
             "single word. Use longer texts."
         )
-    unknown = (sums.correlated == 0).nonzero()
-    if len(unknown):
-        block_x, head_x, block_y, head_y = (unknown[0] + 1).tolist()
+    unknown = sums.correlated == 0
+    if unknown.any():
+        first = unknown.nonzero()[0]
+        block_x, head_x, block_y, head_y = (first + 1).tolist()
         raise UserError(
             "Expected heads whose attention varies over the words of some text, but there is no word with a Pearson "
             f"correlation between head {head_x} of block {block_x} of X and head {head_y} of block {block_y} of Y: "
             "at every word one of them spreads its attention evenly. Leave that block out, or use more text."
         )
+    distance = sums.distance / sums.texts
+    divergence = sums.divergence / sums.words
     similarity = {
-        "norm": 1 - sums.distance / sums.texts,
+        "norm": 1 - distance,
         "pearson": sums.correlation / sums.correlated,
-        "js": 1 - sums.divergence / sums.words,
+        "js": 1 - divergence,
     }
     of_best_heads = similarity[kind].amax(3)
     return of_best_heads.mean(1)
@@ -127,24 +136,30 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     """
     _check("a", a, words)
     _check("b", b, words)
-    seen = pairs = real_pairs(words, a.shape[-1])
-    if not (looks_ahead(a) or looks_ahead(b)):
-        seen = pairs.tril()
-    shape = (*a.shape[:2], *b.shape[:2])
+    pairs = real_pairs(words, a.shape[-1])
+    seen = _seen(pairs, a, b)
+    shape = a.shape[:2] + b.shape[:2]
     a = a.double().flatten(0, 1)
     b = b.double().flatten(0, 1)
     distance = _distances(a, b)
     correlation, correlated = _correlations(a, b, seen)
     divergence = _divergences(a[:, pairs], b[:, pairs])
-    used = words[words > 1].double()
+    counted = words[words > 1].double()
     return AttentionSums(
         distance=distance.view(shape),
         correlation=correlation.view(shape),
         correlated=correlated.view(shape),
         divergence=divergence.view(shape),
-        texts=torch.ones_like(used).sum(),
-        words=used.sum(),
+        texts=torch.ones_like(counted).sum(),
+        words=counted.sum(),
     )
+
+
+def _seen(pairs: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Those pairs of words (B, W, W) at which there may be attention: none ahead if both models are causal."""
+    if looks_ahead(a) or looks_ahead(b):
+        return pairs
+    return pairs.tril()
 
 
 def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
@@ -170,27 +185,36 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
     """
     member = _members(word, words)
     counts = member.sum(1)
-    real = counts > 0
+    tokens = counts.clamp(min=1)
     sums = member[:, None].double()
-    means = member / counts.clamp(min=1)[:, None]  # over a word's tokens
-    means = means.double().mT[:, None]
+    means = member / tokens[:, None]  # over a word's tokens
+    means = means.double().mT
+    means = means[:, None]
     blocks = []
     for matrix in weights:
         block = means @ (matrix.double() @ sums)
         blocks.append(block.transpose(0, 1))
     folded = torch.stack(blocks)
 
+    real = counts > 0
     mass = folded.sum(-1)
-    wrong = ((mass > 0) != real).nonzero()
-    if len(wrong):
-        block, head, text, place = wrong[0].tolist()
-        raise UserError(
-            f"Expected every head to leave some attention on words, but head {head + 1} of block {block + 1} puts "
-            f"all that word {place} of text {text} of the batch has on other tokens, or it is NaN: there is no "
-            "distribution over words. Load the model in float32, or drop that text."
-        )
+    _check_mass(mass, real)
     mass = mass.where(real, 1)
     return folded / mass[..., None]
+
+
+def _check_mass(mass: Tensor, real: Tensor) -> None:
+    """Raise unless heads leave something, (L, H, B, W), on the words that there are, (B, W), and nothing beyond."""
+    wrong = (mass > 0) != real
+    if not wrong.any():
+        return
+    first = wrong.nonzero()[0]
+    block, head, text, place = first.tolist()
+    raise UserError(
+        f"Expected every head to leave some attention on words, but head {head + 1} of block {block + 1} puts "
+        f"all that word {place} of text {text} of the batch has on other tokens, or it is NaN: there is no "
+        "distribution over words. Load the model in float32, or drop that text."
+    )
 
 
 def _members(word: Tensor, words: Tensor) -> Tensor:
@@ -200,7 +224,8 @@ def _members(word: Tensor, words: Tensor) -> Tensor:
     member = word[:, :, None] == numbers
     beyond = word >= words[:, None]
     found = member.any(1)
-    complete = torch.equal(found, _real(words, width))
+    real = _real(words, width)
+    complete = torch.equal(found, real)
     if beyond.any() or not complete:
         raise UserError(
             "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
@@ -215,8 +240,10 @@ def real_pairs(words: Tensor, width: int) -> Tensor:
 
     One word attends to itself alone, whatever the head: such a text says nothing about heads.
     """
-    real = _real(words.where(words > 1, 0), width)
-    return real[:, :, None] & real[:, None, :]
+    several = words > 1
+    words = words.where(several, 0)
+    real = _real(words, width)
+    return real[:, :, None] & real[:, None]
 
 
 def _real(words: Tensor, width: int) -> Tensor:
@@ -227,7 +254,8 @@ def _real(words: Tensor, width: int) -> Tensor:
 
 def looks_ahead(weights: Tensor) -> bool:
     """Whether any weight (..., W, W) is on a word that lies ahead: False of a causal model."""
-    return bool(weights.triu(1).any())
+    ahead = weights.triu(1)
+    return bool(ahead.any())
 
 
 def word_pairs(weights: Tensor, words: Tensor, ahead: bool = True) -> Tensor:
@@ -254,8 +282,10 @@ def word_pairs(weights: Tensor, words: Tensor, ahead: bool = True) -> Tensor:
 def _distances(a: Tensor, b: Tensor) -> Tensor:
     """Σ ‖A − B‖ over texts (0 in a text of one word), for a (K_x, B, W, W) and b (K_y, B, W, W): (K_x, K_y)."""
     total = a.new_zeros(len(a), len(b))
-    a = a.flatten(2).transpose(0, 1)  # (B, K, W²)
-    b = b.flatten(2).transpose(0, 1)
+    a = a.flatten(2)
+    b = b.flatten(2)
+    a = a.transpose(0, 1)  # (B, K, W²)
+    b = b.transpose(0, 1)
     at_once = BUDGET // total.numel()
     for texts in _slices(len(a), at_once):
         squared = _squared_distances(a[texts], b[texts])
@@ -271,16 +301,21 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     y = b - centre
     norms_x = torch.linalg.vecdot(x, x)
     norms_y = torch.linalg.vecdot(y, y)
-    norms = norms_x[:, :, None] + norms_y[:, None, :]
+    norms = norms_x[:, :, None] + norms_y[:, None]
     squared = torch.baddbmm(norms, x, y.mT, alpha=-2)
-
     close = (squared < CLOSE * norms).nonzero()
+    _take_entry_by_entry(squared, close, a, b)
+    return squared
+
+
+def _take_entry_by_entry(squared: Tensor, close: Tensor, a: Tensor, b: Tensor) -> None:
+    """Put into squared distances (B, K_x, K_y) those at these places, (M, 3), of a (B, K_x, D) and b (B, K_y, D)."""
     at_once = BUDGET // a.shape[2]
     for part in _slices(len(close), at_once):
-        text, i, j = close[part].unbind(1)
+        places = close[part]
+        text, i, j = places.unbind(1)
         difference = a[text, i] - b[text, j]
         squared[text, i, j] = difference.square().sum(1)
-    return squared
 
 
 def _correlations(a: Tensor, b: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,14 +332,16 @@ def _standardised(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
         (K, B·W·W), zero where a row does not vary, and (K, B·W) of zeros and ones.
     """
     counts = pairs.sum(2).clamp(min=1)
-    mean = weights.sum(3, keepdim=True) / counts[..., None]
+    total = weights.sum(3, keepdim=True)
+    mean = total / counts[..., None]
     deviations = (weights - mean) * pairs
     lengths = torch.linalg.vector_norm(deviations, dim=3)
     whole = torch.linalg.vector_norm(weights, dim=3)
     varies = lengths > CONSTANT * whole
     scale = varies / lengths.where(varies, 1)
     units = deviations * scale[..., None]
-    return units.flatten(1), varies.flatten(1).double()
+    varies = varies.flatten(1)
+    return units.flatten(1), varies.double()
 
 
 def _divergences(a: Tensor, b: Tensor) -> Tensor:
@@ -337,8 +374,9 @@ def _slices(n: int, step: int) -> Iterator[slice]:
 def _check(name: str, weights: Tensor, words: Tensor) -> None:
     """Raise unless rows are distributions over the words of their text, and zero beyond them."""
     real = _real(words, weights.shape[-1])
-    excess = weights.sum(-1) - real.double()
-    beyond = weights * ~real[:, None, :]
+    total = weights.sum(-1)
+    excess = total - real.double()
+    beyond = weights * ~real[:, None]
     positive = (weights >= 0).all()
     whole = (excess.abs() < 1e-6).all()
     alone = (beyond == 0).all()

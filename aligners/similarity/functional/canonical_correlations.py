@@ -33,7 +33,8 @@ class Whitening(NamedTuple):
 
     def in_use(self) -> Tensor:
         """The columns of W up to the largest rank."""
-        return self.weight[..., : int(self.rank.max())]
+        most = int(self.rank.max())
+        return self.weight[..., :most]
 
 
 # of all layers, from `share` and `standardised`
@@ -103,15 +104,16 @@ def whitening(
     """
     check_range(above=0, most=1, share=share)
     check_range(above=0, below=1, tolerance=tolerance)
-    d = scatter.shape[-1]
+    *lead, d, _ = scatter.shape
     weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
-    rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
+    rank = torch.empty(lead, dtype=torch.int64, device=scatter.device)
     weights = weight.view(-1, d, d)
     ranks = rank.view(-1)
-    standardised = standardised or share == 1
     layers = scatter.reshape(-1, d, d)
+    standardised = standardised or share == 1
+    options = share, tolerance, standardised
     for i, layer in enumerate(layers):  # one at a time, for the memory
-        weights[i], ranks[i] = _whitened(layer, share, tolerance, standardised)
+        weights[i], ranks[i] = _whitened(layer, *options)
     return Whitening(weight, rank)
 
 
@@ -129,12 +131,16 @@ def _whitened(
     values = values.flip(-1)
     vectors = vectors.flip(-1)
 
-    used = values > tolerance * values[:1]
+    largest = values[:1]
+    used = values > tolerance * largest
     if share < 1:
         carried = values.cumsum(-1) - values  # by the components before this one
-        used &= carried < share * values.sum()
-    root = values.where(used, 1).rsqrt() * used
-    weight = vectors * root / scale[:, None]
+        enough = share * values.sum()
+        used &= carried < enough
+    root = values.where(used, 1).rsqrt()
+    root = root * used
+    weight = vectors * root
+    weight = weight / scale[:, None]
     return weight, used.sum()
 
 
@@ -178,15 +184,18 @@ def _singular(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Singular values and vectors of blocks (M, k_x, k_y), each of its own ranks, (M,)."""
     m, k_x, k_y = blocks.shape
-    c = int(torch.minimum(rank_x, rank_y).max())
+    rank = torch.minimum(rank_x, rank_y)
+    c = int(rank.max())
+    vectors = c * directions
     rho = blocks.new_zeros(m, c)
-    u = blocks.new_zeros(m, k_x, c * directions)
-    v = blocks.new_zeros(m, k_y, c * directions)
+    u = blocks.new_zeros(m, k_x, vectors)
+    v = blocks.new_zeros(m, k_y, vectors)
     for some, of_x, of_y in _of_one_rank(rank_x, rank_y):
         block = blocks[some, :of_x, :of_y]
         k = min(of_x, of_y)
         if not directions:
-            rho[some, :k] = decomposed(SVD, torch.linalg.svdvals, block)
+            values = decomposed(SVD, torch.linalg.svdvals, block)
+            rho[some, :k] = values
             continue
         left, values, right = decomposed(SVD, _thin_svd, block)
         rho[some, :k] = values
@@ -204,7 +213,8 @@ def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> Iterator[tuple[Tensor, int, 
     ranks = torch.stack([rank_x, rank_y], 1)
     pairs, group = ranks.unique(dim=0, return_inverse=True)
     for i, (of_x, of_y) in enumerate(pairs.tolist()):
-        some = (group == i).nonzero()
+        same = group == i
+        some = same.nonzero()
         yield some[:, 0], of_x, of_y
 
 
@@ -218,7 +228,8 @@ def regression_chance(moments: GridMoments) -> Tensor:
     Centred rows span n − 1 dimensions, Y's features d_y of them, and an independent X lies in such a subspace with that
     share of its squared length on average, whatever its distribution. A multiple correlation is about its root.
     """
-    return _share(moments, moments.yy.shape[-1])
+    d_y = moments.yy.shape[-1]
+    return _share(moments, d_y)
 
 
 def canonical_chance(
@@ -242,17 +253,22 @@ def canonical_chance(
         d_x = moments.xx.shape[-1]
         d_y = moments.yy.shape[-1]
         return _share(moments, max(d_x, d_y))
-    white_x, white_y = white or (whitenings(moments.xx), whitenings(moments.yy))
+    if not white:
+        white = whitenings(moments.xx), whitenings(moments.yy)
+    white_x, white_y = white
     kept_x = white_x(share, standardised).rank
     kept_y = white_y(share, standardised).rank
-    return _share(moments, kept_x[:, None].maximum(kept_y))
+    most = kept_x[:, None].maximum(kept_y)
+    return _share(moments, most)
 
 
 def _share(moments: GridMoments, directions: Tensor | int) -> Tensor:
     """So many directions of n − 1, at most 1, (L_x, L_y)."""
     share = directions / (moments.n - 1)
     share = share.clamp(max=1)
-    return share.expand(len(moments.xx), len(moments.yy))
+    layers_x = len(moments.xx)
+    layers_y = len(moments.yy)
+    return share.expand(layers_x, layers_y)
 
 
 def nuclear_norm(scatter: Tensor) -> Tensor:
@@ -278,6 +294,7 @@ def nuclear_norm(scatter: Tensor) -> Tensor:
     for layer in scatter:  # one at a time, for the memory
         values = decomposed(what, torch.linalg.eigvalsh, layer)
         rounding = len(layer) * epsilon * values[-1]
-        roots = values.where(values > rounding, 0).sqrt()
+        known = values > rounding
+        roots = values.where(known, 0).sqrt()
         norms.append(roots.sum())
     return torch.stack(norms)

@@ -301,9 +301,7 @@ def _decomposed(
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
         both = white_x.of(i), white_y.of(some)
         variables = canonical(*both, xy, directions=directions)
-        rho = variables.rho
-        if held_out is not None:
-            rho = _held_out_rho(variables, held_out, i, some)
+        rho = _rho(variables, held_out, i, some)
         weights = [torch.zeros_like(rho)] * 2
         if directions:
             weights = _weights(variables, moments.xx[i], moments.yy[some])
@@ -340,10 +338,10 @@ def _held_out(
     return result._replace(rho=result.rho.where(used, 0.0))
 
 
-def _held_out_rho(
-    found: Canonical, held_out: GridMoments, i: int, some: slice
-) -> Tensor:
-    """Pearson correlation of canonical variables of layer i with some layers of Y, (J, c); NaN of what is constant."""
+def _rho(found: Canonical, held_out: GridMoments | None, i: int, some: slice) -> Tensor:
+    """Correlations of canonical variables of layer i with some layers of Y, (J, c); NaN of what is constant."""
+    if held_out is None:
+        return found.rho
     a, b = found.a, found.b
     variance_a = (a * (held_out.xx[i] @ a)).sum(-2)
     variance_b = (b * (held_out.yy[some] @ b)).sum(-2)

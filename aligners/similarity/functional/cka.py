@@ -8,6 +8,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import (
+    Device,
     GridMoments,
     by_tile,
     check_moments,
@@ -41,8 +42,8 @@ def linear_cka(moments: GridMoments) -> Tensor:
     check_moments(moments, "Linear CKA", 3, x="layers", y="layers")
     xx = _squared(moments.xx)
     yy = _squared(moments.yy)
-    norm = (xx[:, None] * yy).sqrt()
-    return _cross(moments) / norm
+    product = xx[:, None] * yy
+    return _cross(moments) / product.sqrt()
 
 
 @of_moments
@@ -71,20 +72,24 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
     traces = trace_x[:, None] * trace_y
     xy = _hsic(n, _cross(moments), moments.q_xy, traces)
 
-    own = []
-    for name, scatter, quartic, trace in (
-        ("x", moments.xx, moments.q_xx, trace_x),
-        ("y", moments.yy, moments.q_yy, trace_y),
-    ):
-        square = trace.square()
-        hsic = _hsic(n, _squared(scatter), quartic, square)
-        positive = hsic > 1e-12 * square  # what rounding leaves of 0 is not
-        expected = f"a positive HSIC of each layer with itself from {int(n)} rows for Unbiased CKA"
-        refuse_layers(~positive, name, expected, "has none in")
-        own.append(hsic)
-    xx, yy = own
-    norm = (xx[:, None] * yy).sqrt()
-    return xy / norm
+    xx = _own_hsic("x", n, moments.xx, moments.q_xx, trace_x)
+    yy = _own_hsic("y", n, moments.yy, moments.q_yy, trace_y)
+    product = xx[:, None] * yy
+    return xy / product.sqrt()
+
+
+def _own_hsic(
+    name: str, n: Tensor, scatter: Tensor, quartic: Tensor, trace: Tensor
+) -> Tensor:
+    """`_hsic` of each layer with itself, (L,). Raises where it is not positive."""
+    square = trace.square()
+    hsic = _hsic(n, _squared(scatter), quartic, square)
+    positive = hsic > 1e-12 * square  # what rounding leaves of 0 is not
+    expected = (
+        f"a positive HSIC of each layer with itself from {int(n)} rows for Unbiased CKA"
+    )
+    refuse_layers(~positive, name, expected, "has none in")
+    return hsic
 
 
 def _cross(moments: GridMoments) -> Tensor:
@@ -101,7 +106,8 @@ def _squared(scatter: Tensor) -> Tensor:
 def _hsic(n: Tensor, squared: Tensor, quartic: Tensor, traces: Tensor) -> Tensor:
     """HSIC₁ times n (n − 3), of centred rows; the factor cancels in a CKA."""
     hsic = squared - quartic
-    hsic = hsic + traces / ((n - 1) * (n - 2))
+    pairs = (n - 1) * (n - 2)
+    hsic = hsic + traces / pairs
     return hsic - 2 * quartic / (n - 2)
 
 
@@ -125,9 +131,7 @@ class HSIC(NamedTuple):
     batches: Tensor = torch.zeros(())
 
     @classmethod
-    def zeros(
-        cls, layers_x: int, layers_y: int, device: torch.device | str | None = None
-    ) -> Self:
+    def zeros(cls, layers_x: int, layers_y: int, device: Device = None) -> Self:
         """The sums of no batches."""
         pairs = (layers_x, layers_y)
         within = (layers_x,), (layers_y,)
@@ -138,7 +142,8 @@ class HSIC(NamedTuple):
         """The sums of two disjoint sets of batches."""
         if not isinstance(other, HSIC):
             return NotImplemented
-        return type(self)(*map(torch.add, self, other))
+        sums = map(torch.add, self, other)
+        return type(self)(*sums)
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one layer of X and one of Y, by index."""
@@ -183,20 +188,24 @@ def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
 
 def unbiased_hsic_from_sums(sums: PairSums) -> HSIC:
     """HSIC_1 of any two kernels from their sums over pairs of different rows."""
-    n, x, y = sums.n, sums.rows_x, sums.rows_y
+    n, xy, xx, yy, x, y = sums
     total_x = x.sum(1)
     total_y = y.sum(1)
     totals = total_x[:, None] * total_y
-    xy = _unbiased(n, sums.xy, totals, x @ y.mT)
-    xx = _unbiased(n, sums.xx, total_x**2, (x**2).sum(1))
-    yy = _unbiased(n, sums.yy, total_y**2, (y**2).sum(1))
+    squares_x = (x**2).sum(1)
+    squares_y = (y**2).sum(1)
+    xy = _unbiased(n, xy, totals, x @ y.mT)
+    xx = _unbiased(n, xx, total_x**2, squares_x)
+    yy = _unbiased(n, yy, total_y**2, squares_y)
     ratios = _ratio(xy, xx, yy)
-    return HSIC(xy, xx, yy, ratios, xy.new_ones(()))
+    batches = xy.new_ones(())
+    return HSIC(xy, xx, yy, ratios, batches)
 
 
 def _unbiased(n: int, traces: Tensor, totals: Tensor, products: Tensor) -> Tensor:
     """HSIC_1 from tr(K̃L̃), 1ᵀK̃1 1ᵀL̃1 and 1ᵀK̃L̃1."""
-    hsic = traces + totals / ((n - 1) * (n - 2))
+    pairs = (n - 1) * (n - 2)
+    hsic = traces + totals / pairs
     hsic = hsic - 2 / (n - 2) * products
     return hsic / (n * (n - 3))
 
@@ -282,8 +291,11 @@ def _of_batches(x: Tensor, y: Tensor, batch: int) -> HSIC:
         )
     parts_x = x.split(batch, 1)
     parts_y = y.split(batch, 1)
-    batches = list(map(unbiased_hsic, parts_x, parts_y))
-    sums = [torch.stack(parts).sum(0) for parts in zip(*batches, strict=True)]
+    batches = map(unbiased_hsic, parts_x, parts_y)
+    sums = []
+    for parts in zip(*batches, strict=True):
+        stacked = torch.stack(parts)
+        sums.append(stacked.sum(0))
     return HSIC(*sums)
 
 
@@ -307,7 +319,8 @@ def angular_distance(cka: Tensor) -> Tensor:
         ValueError: a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
     """
     diagonal = cka.diagonal()
-    outside = ~(diagonal.abs() <= 1 + 1e-12)
+    within = diagonal.abs() <= 1 + 1e-12
+    outside = ~within
     if outside.any():
         layer = int(outside.nonzero()[0])
         raise UserError(

@@ -66,7 +66,7 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
 
 def _check_lengths(name: str, rows: Tensor) -> None:
     """Raise if a row (L, N, d) is zero."""
-    zero = ~rows.any(2)
+    zero = ~rows.any(2)  # (L, N)
     expected = "rows that are not zero, whose cosine is not defined"
     received = f"has {int(zero.sum())} rows of zeros in"
     refuse_layers(zero.any(1), name, expected, received)
@@ -99,8 +99,9 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     rows_y = pairs.CentredRows(y)
     variance_x = width**2 * _median_squares(rows_x, "x")
     variance_y = width**2 * _median_squares(rows_y, "y")
-    kernels = _rbf(variance_x), _rbf(variance_y)
-    sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
+    kernel_x = _rbf(variance_x)
+    kernel_y = _rbf(variance_y)
+    sums = pairs.kernel_pair_sums(rows_x, rows_y, kernel_x, kernel_y)
     if unbiased:
         hsic = unbiased_hsic_from_sums(sums)
     else:
@@ -116,10 +117,13 @@ def _biased_hsic(sums: pairs.PairSums) -> HSIC:
     total_a = a.sum(1)
     total_b = b.sum(1)
     totals = total_a[:, None] * total_b
+    squares_a = (a**2).sum(1)
+    squares_b = (b**2).sum(1)
 
-    xy = sums.xy + n - 2 / n * a @ b.mT
-    xx = sums.xx + n - 2 / n * (a**2).sum(1)
-    yy = sums.yy + n - 2 / n * (b**2).sum(1)
+    products = 2 / n * a @ b.mT
+    xy = sums.xy + n - products
+    xx = sums.xx + n - 2 / n * squares_a
+    yy = sums.yy + n - 2 / n * squares_b
     return HSIC(
         xy=xy + totals / n**2, xx=xx + total_a**2 / n**2, yy=yy + total_b**2 / n**2
     )
@@ -127,58 +131,69 @@ def _biased_hsic(sums: pairs.PairSums) -> HSIC:
 
 def _added(sums: pairs.PairSums, a: Tensor, b: Tensor) -> pairs.PairSums:
     """The sums of K_ij + a_i + a_j and L_ij + b_i + b_j, from those of K and L; a is (L_x, N), b (L_y, N)."""
-    n = sums.n
-    rows_x = sums.rows_x
-    rows_y = sums.rows_y
+    n, xy, xx, yy, rows_x, rows_y = sums
     total_a = a.sum(1)
     total_b = b.sum(1)
-    xy = rows_x @ b.mT + a @ rows_y.mT
-    xy = xy + (n - 2) * a @ b.mT
-    xy = xy + total_a[:, None] * total_b
+    added = rows_x @ b.mT + a @ rows_y.mT
+    many_a = (n - 2) * a
+    many_b = (n - 2) * b
+    added = added + many_a @ b.mT
+    added = added + total_a[:, None] * total_b
+    rows_of_x = rows_x + many_a
+    rows_of_y = rows_y + many_b
     return pairs.PairSums(
         n=n,
-        xy=sums.xy + 2 * xy,
-        xx=_added_squares(n, sums.xx, rows_x, a),
-        yy=_added_squares(n, sums.yy, rows_y, b),
-        rows_x=rows_x + (n - 2) * a + total_a[:, None],
-        rows_y=rows_y + (n - 2) * b + total_b[:, None],
+        xy=xy + 2 * added,
+        xx=_added_squares(n, xx, rows_x, a),
+        yy=_added_squares(n, yy, rows_y, b),
+        rows_x=rows_of_x + total_a[:, None],
+        rows_y=rows_of_y + total_b[:, None],
     )
 
 
 def _added_squares(n: int, squares: Tensor, rows: Tensor, a: Tensor) -> Tensor:
     """Σ (K_ij + a_i + a_j)², (L,), from Σ K_ij² and Σ_j K_ij."""
     products = (rows * a).sum(1)
-    own = (n - 2) * (a**2).sum(1)
+    own = (a**2).sum(1)
+    own = (n - 2) * own
     total = a.sum(1)
-    return squares + 4 * products + 2 * (own + total**2)
+    both = own + total**2
+    return squares + 4 * products + 2 * both
 
 
 def _correlation(
     sums: pairs.PairSums, self_x: Tensor | None = None, self_y: Tensor | None = None
 ) -> Tensor:
     """Pearson correlation over pairs of rows; `self_x` (L_x,) is a row's mean similarity with itself, if not zero."""
-    count = sums.n * (sums.n - 1)
-    total_x = sums.rows_x.sum(1)
-    total_y = sums.rows_y.sum(1)
-    deviations = []
-    for name, squares, total, to_self in (
-        ("x", sums.xx, total_x, self_x),
-        ("y", sums.yy, total_y, self_y),
-    ):
-        variance = (squares - total**2 / count) / count
-        least = _CONSTANT * squares / count
-        if to_self is not None:
-            least = least.maximum(_CONSTANT_TO_SELF * to_self**2)
-        constant = ~(variance > least)
-        expected = "rows whose similarities to one another differ, so that there is a correlation"
-        received = "has rows of equal similarities in"
-        refuse_layers(constant, name, expected, received)
-        deviations.append(variance.sqrt())
-
+    n, xy, xx, yy, rows_x, rows_y = sums
+    count = n * (n - 1)
+    total_x = rows_x.sum(1)
+    total_y = rows_y.sum(1)
+    deviation_x = _deviation("x", count, xx, total_x, self_x)
+    deviation_y = _deviation("y", count, yy, total_y, self_y)
     totals = total_x[:, None] * total_y
-    covariance = (sums.xy - totals / count) / count
-    deviation_x, deviation_y = deviations
+    products = xy - totals / count
+    covariance = products / count
     return covariance / (deviation_x[:, None] * deviation_y)
+
+
+def _deviation(
+    name: str, count: int, squares: Tensor, total: Tensor, to_self: Tensor | None
+) -> Tensor:
+    """Standard deviation over pairs of rows, (L,), from the sums of squares and of similarities."""
+    of_total = total**2 / count
+    variance = (squares - of_total) / count
+    least = _CONSTANT * squares / count
+    if to_self is not None:
+        rounding = _CONSTANT_TO_SELF * to_self**2
+        least = least.maximum(rounding)
+    constant = ~(variance > least)
+    expected = (
+        "rows whose similarities to one another differ, so that there is a correlation"
+    )
+    received = "has rows of equal similarities in"
+    refuse_layers(constant, name, expected, received)
+    return variance.sqrt()
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -212,11 +227,10 @@ def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
         layer = x[place : place + 1, :]
         squares = _squares_of_pairs(layer)
         # The mean of the two in the middle, as statistics has it: `torch.median` is the lower one.
-        half = len(squares) // 2
-        odd = len(squares) % 2
-        lower = squares.kthvalue(half + odd).values
-        upper = squares.kthvalue(half + 1).values
-        middle = lower.sqrt() + upper.sqrt()
+        half, odd = divmod(len(squares), 2)
+        lower = squares.kthvalue(half + odd)
+        upper = squares.kthvalue(half + 1)
+        middle = lower.values.sqrt() + upper.values.sqrt()
         medians.append(middle / 2)
     median = torch.stack(medians)
     expected = "rows with a median distance above 0: features that vary, and no row that most rows repeat"
@@ -227,7 +241,8 @@ def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
 def _squares_of_pairs(layer: Tensor) -> Tensor:
     """The squared distances of rows i < j, (N (N − 1) / 2,), of one layer (1, N, d), in no order."""
     n = layer.shape[1]
-    squares = layer.new_empty(n * (n - 1) // 2)
+    count = n * (n - 1) // 2
+    squares = layer.new_empty(count)
     filled = 0
     for i, j in pairs.upper_blocks(n):
         block = _squared_distances(layer[:, i], layer[:, j])

@@ -34,8 +34,9 @@ def neuronsim(moments: GridMoments) -> Tensor:
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
         scaled = xy.abs() / length_y[some, None]
-        largest = scaled.amax(-1) / length_x[i]
-        return largest.mean(-1)
+        largest = scaled.amax(-1)
+        correlations = largest / length_x[i]
+        return correlations.mean(-1)
 
     return by_tile(moments, of_tile)
 
@@ -60,8 +61,9 @@ def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
             nothing varies, or a decomposition that does not converge.
     """
     explained = _explained(moments, white_y, "R²", "layers")
+    explained = explained.sum(-1)
     total = squares(moments.xx).sum(-1)
-    return explained.sum(-1) / total[:, None]
+    return explained / total[:, None]
 
 
 @of_moments
@@ -85,7 +87,8 @@ def mixedsim(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tens
     """
     explained = _explained(moments, white_y, "Mixed similarity", "features")
     total = squares(moments.xx)
-    r = (explained / total[:, None]).sqrt()
+    share = explained / total[:, None]
+    r = share.sqrt()
     return r.mean(-1)
 
 
@@ -116,7 +119,8 @@ def r2_held_out(
     basis = _basis(fitted, white_y, "R²", "layers")
     check_moments(held_out, "Held-out R²", 1)
     shift_x = held_out.mean_x - fitted.mean_x
-    squares_x = squares(held_out.xx) + held_out.n * shift_x.square()
+    of_shift = held_out.n * shift_x.square()
+    squares_x = squares(held_out.xx) + of_shift
     total = squares_x.sum(-1)
     if not (total > 0).all():
         raise UserError(
@@ -125,7 +129,8 @@ def r2_held_out(
         )
     change = _change(fitted, held_out, basis)
     residual = squares_x[:, None] + change
-    return 1 - residual.sum(-1) / total[:, None]
+    residual = residual.sum(-1)
+    return 1 - residual / total[:, None]
 
 
 def _change(fitted: GridMoments, held_out: GridMoments, basis: Tensor) -> Tensor:
@@ -136,17 +141,22 @@ def _change(fitted: GridMoments, held_out: GridMoments, basis: Tensor) -> Tensor
     n = held_out.n
     shift_x = held_out.mean_x - fitted.mean_x
     shift_y = held_out.mean_y - fitted.mean_y
-    along = (shift_y[:, None] @ basis)[:, 0]
-    means = n * along[:, :, None] * along[:, None]
-    scatter = basis.mT @ held_out.yy @ basis + means
+    along = shift_y[:, None] @ basis
+    along = along[:, 0]
+    means = n * along[:, :, None]
+    means = means * along[:, None]
+    scatter = basis.mT @ held_out.yy @ basis
+    scatter = scatter + means
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
         weight = xy @ basis[some]
         cross = held_out.xy[i, some] @ basis[some]
-        means = n * shift_x[i, :, None] * along[some, None]
-        cross = cross + means
-        products = weight @ scatter[some] - 2 * cross
-        return (weight * products).sum(-1)
+        of_x = n * shift_x[i, :, None]
+        cross = cross + of_x * along[some, None]
+        products = weight @ scatter[some]
+        products = products - 2 * cross
+        change = weight * products
+        return change.sum(-1)
 
     return by_tile(fitted, of_tile)
 
@@ -165,16 +175,7 @@ def mixedsim_held_out(
     """
     basis = _basis(fitted, white_y, "Mixed similarity", "features")
     check_moments(held_out, "Held-out mixed similarity", 3, x="features")
-    scatter = basis.mT @ held_out.yy @ basis
-
-    def sums(i: int, some: slice, xy: Tensor) -> Tensor:
-        weight = xy @ basis[some]
-        cross = held_out.xy[i, some] @ basis[some]
-        covariance = weight * cross
-        variance = weight * (weight @ scatter[some])
-        return torch.stack([covariance.sum(-1), variance.sum(-1)], -1)
-
-    covariance, variance = by_tile(fitted, sums).unbind(-1)
+    covariance, variance = _of_predictions(fitted, held_out, basis)
     constant = ~(variance > 0)
     if constant.any():
         raise UserError(
@@ -182,9 +183,29 @@ def mixedsim_held_out(
             f"{int(constant.sum())} of {constant.numel()} are constant on its {int(held_out.n)} rows. Give more rows."
         )
     total = squares(held_out.xx)
-    norm = (variance * total[:, None]).sqrt()
-    r = covariance / norm
+    product = variance * total[:, None]
+    r = covariance / product.sqrt()
     return r.mean(-1)
+
+
+def _of_predictions(
+    fitted: GridMoments, held_out: GridMoments, basis: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Covariance of each neuron of X and its prediction, and variance of this, on held-out rows: (L_x, L_y, d_x)."""
+    scatter = basis.mT @ held_out.yy @ basis
+
+    def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        cross = held_out.xy[i, some] @ basis[some]
+        covariance = weight * cross
+        predicted = weight @ scatter[some]
+        variance = weight * predicted
+        sums = covariance.sum(-1), variance.sum(-1)
+        return torch.stack(sums, -1)
+
+    both = by_tile(fitted, of_tile)
+    covariance, variance = both.unbind(-1)
+    return covariance, variance
 
 
 def _basis(
@@ -224,11 +245,13 @@ def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:
         ValueError: a layer with no other.
     """
     others = (~left_out).sum(-1)
-    alone = (others == 0).nonzero()[:, 0]
-    if len(alone):
+    alone = others == 0
+    if alone.any():
+        places = alone.nonzero()[:, 0]
         raise UserError(
-            f"Expected another layer for every layer, but `left_out` leaves none to {alone.tolist()}. Give more layers "
-            "or models."
+            f"Expected another layer for every layer, but `left_out` leaves none to {places.tolist()}. Give more "
+            "layers or models."
         )
-    differences = (neuronsim - svsim).masked_fill(left_out, 0)
+    differences = neuronsim - svsim
+    differences = differences.masked_fill(left_out, 0)
     return differences.sum(-1) / others

@@ -22,7 +22,8 @@ def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     n, d = y.shape
     draw = torch.Generator().manual_seed(0)
     direction = torch.randn(d, generator=draw, dtype=torch.float64)
-    products = y.double() @ direction.to(y.device)
+    direction = direction.to(y.device)
+    products = y.double() @ direction
     order = products.argsort(stable=True)  # equal rows become neighbours
     above = order[1:]
     below = order[:-1]
@@ -72,26 +73,34 @@ def retrieval_scores(
         mapped = mapped.double() - shift
     # the many in float32, which is as exact and takes half the time; what is mapped may be too large for it
     candidates = normalize(candidates.float(), dim=-1)
-    queries = normalize(mapped.double(), dim=-1)
-    step = max(1, AT_ONCE // len(first))
-    parts = queries.float().split(step)
-    partners = own[: len(mapped)].split(step)
+    queries = normalize(mapped.double(), dim=-1).float()
+    partners = own[: len(mapped)]
+    step = AT_ONCE // len(first)
+    step = max(step, 1)
+    parts = zip(queries.split(step), partners.split(step), strict=True)
     scores = []
-    for rows, partner in zip(parts, partners, strict=True):
-        cosines = rows @ candidates.T
-        right = cosines.gather(1, partner[:, None])
-        nearer = _counted(cosines > right + TIE)
-        near = _counted(cosines >= right - TIE)
-        scores.append(_scores(nearer, near - nearer))
+    for rows, partner in parts:
+        of_rows = _scores(rows, candidates, partner)
+        scores.append(of_rows)
     return torch.cat(scores, 1)
+
+
+def _scores(queries: Tensor, candidates: Tensor, partners: Tensor) -> Tensor:
+    """The scores (3, M) of some mapped rows (M, d) against all candidates (C, d), all of them of length 1."""
+    cosines = queries @ candidates.T
+    right = cosines.gather(1, partners[:, None])
+    nearer = _counted(cosines > right + TIE)
+    near = _counted(cosines >= right - TIE)
+    return _of_places(nearer, near - nearer)
 
 
 def _counted(which: Tensor) -> Tensor:
     """How many of each row, in float64; counted in float32, which is exact up to 2²⁴ and three times as fast."""
-    return which.float().sum(1).double()
+    counts = which.float().sum(1)
+    return counts.double()
 
 
-def _scores(before: Tensor, tied: Tensor) -> Tensor:
+def _of_places(before: Tensor, tied: Tensor) -> Tensor:
     """The scores (3, n) of partners that have so many candidates before them, and share their place with so many."""
     # a cosine that is no number is above nothing, and not as near as itself
     tied = tied.where(tied > 0, math.nan)
@@ -99,6 +108,7 @@ def _scores(before: Tensor, tied: Tensor) -> Tensor:
     top_10 = (TOP - before) / tied
     # Σ 1/place over the places that are shared
     last = torch.digamma(before + tied + 1)
-    places = last - torch.digamma(before + 1)
-    scores = torch.stack([top_1, top_10, places / tied])
+    first = torch.digamma(before + 1)
+    reciprocal = (last - first) / tied
+    scores = torch.stack([top_1, top_10, reciprocal])
     return scores.clamp(0, 1)

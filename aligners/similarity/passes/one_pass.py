@@ -9,7 +9,7 @@ from torch import Tensor
 from aligners.datamodules.layers import LayerBatch
 from aligners.datamodules.tokens.splits import Split
 from aligners.models.model import FrozenModel
-from aligners.similarity.algebra.moments import constant_features
+from aligners.similarity.algebra.moments import Device, constant_features
 from aligners.similarity.controls import Draw
 from aligners.similarity.functional.attention import fold, word_pairs
 from aligners.similarity.passes.pass_plan import Pass, Settings, Span, Tile
@@ -30,26 +30,27 @@ class FeatureScales:
         device: where the rows are.
     """
 
-    def __init__(
-        self, layers: int, width: int, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, layers: int, width: int, device: Device = None) -> None:
         shape = (3, layers, width)  # of 1, x and x²
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def update(self, states: Tensor) -> None:
         """Add rows: (L, N, d)."""
         states = states.double()
-        self._sums[0] += states.shape[1]
-        self._sums[1] += states.sum(1)
-        self._sums[2] += states.square().sum(1)
+        n, sums, squares = self._sums
+        n += states.shape[1]
+        sums += states.sum(1)
+        squared = states.square()
+        squares += squared.sum(1)
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Means and deviations, (L, d) each; the deviation of a constant feature is given as 1."""
         n, sums, squares = summed(self._sums)
         mean = sums / n
         variance = squares / n - mean.square()
-        varies = ~constant_features(variance, mean)
-        return mean, variance.where(varies, 1).sqrt()
+        constant = constant_features(variance, mean)
+        variance = variance.where(~constant, 1)
+        return mean, variance.sqrt()
 
 
 class PassRun:
@@ -64,19 +65,27 @@ class PassRun:
         self.this = this
         self.settings = settings
         self.layers = settings.layers_read(this)
-        self.rows = torch.zeros((), dtype=torch.float64, device=settings.device)
+        device = settings.device
+        self.rows = torch.zeros((), dtype=torch.float64, device=device)
         self.streams: dict[str, StreamSums] = {}
         for stream in settings.streams:
-            self.streams[stream.name] = StreamSums(stream, this, settings)
+            sums = StreamSums(stream, this, settings)
+            self.streams[stream.name] = sums
         self.twins: dict[int, FrozenModel] = {}
         self.scales: dict[int, FeatureScales] = {}
         for m in this.models:
             if "untrained" in self.streams:
-                model = settings.reader.models[m]
-                self.twins[m] = model.untrained(settings.seed + m)
+                self.twins[m] = self._twin(m)
             if "standardised" in self.streams:
-                layers, width = len(self.layers[m]), settings.shapes[m].width
-                self.scales[m] = FeatureScales(layers, width, settings.device)
+                layers = len(self.layers[m])
+                width = settings.shapes[m].width
+                self.scales[m] = FeatureScales(layers, width, device)
+
+    def _twin(self, m: int) -> FrozenModel:
+        """A model of the same architecture with random weights."""
+        model = self.settings.reader.models[m]
+        seed = self.settings.seed + m
+        return model.untrained(seed)
 
     def add(self, batch: LayerBatch, split: Split, group: int) -> None:
         """Add one batch, all of whose texts belong to one group."""
@@ -87,13 +96,17 @@ class PassRun:
                 scales.update(batch.states[m])
         observed = self._folded(batch, batch.states, batch.attention)
         for sums in self.streams.values():
-            if sums.stream.split == split and sums.tiles:
-                rows = self._rows_of(sums.stream, batch, observed)
-                sums.update(rows, group)
+            stream = sums.stream
+            if stream.split != split or not sums.tiles:
+                continue
+            rows = self._rows_of(stream, batch, observed)
+            sums.update(rows, group)
 
     def end_fit(self) -> None:
         """Take mean and deviation of every feature over the fitting texts of all ranks."""
-        self.scaling = {m: scales.compute() for m, scales in self.scales.items()}
+        self.scaling = {}
+        for m, scales in self.scales.items():
+            self.scaling[m] = scales.compute()
 
     def end(self) -> None:
         """Add up all ranks, which get the tiles in turn."""
@@ -104,7 +117,9 @@ class PassRun:
 
     def mine(self) -> list[Tile]:
         """The tiles that this rank measures."""
-        return list(self.this.tiles[this_rank() :: ranks()])
+        first = this_rank()
+        mine = self.this.tiles[first :: ranks()]
+        return list(mine)
 
     def take(self, tile: Tile) -> dict[str, TileSums]:
         """The sums of a tile by stream, once the pass has ended; they are given away."""
@@ -116,9 +131,11 @@ class PassRun:
 
     def scatters(self) -> Iterator[tuple[Span, Tensor]]:
         """The spans of the pass with their centred scatter matrices (L, d, d), once the pass has ended."""
-        for (_, span), sums in self.streams["value"].sides.items():
+        observed = self.streams["value"]
+        for (_, span), sums in observed.sides.items():
             if "moments" in sums.moments:
-                yield span, sums.moments["moments"][0].xx
+                of_all_texts, *_ = sums.moments["moments"]
+                yield span, of_all_texts.xx
 
     # ------------------------------------------------------------------ the rows of each stream
 
@@ -134,7 +151,9 @@ class PassRun:
             beside = batch.counterpart
             return self._folded(beside, beside.states, None)
         if stream.name == "standardised":
-            rows = {m: self._standardised(batch, m) for m in self.this.models}
+            rows = {}
+            for m in self.this.models:
+                rows[m] = self._standardised(batch, m)
             return observed._replace(x=rows, y=rows)
         return observed
 
@@ -143,15 +162,17 @@ class PassRun:
         states, attention = {}, {}
         reader = self.settings.reader
         for m, twin in self.twins.items():
-            read = reader.read_model(twin, batch, m, self.layers[m])
+            layers = self.layers[m]
+            read = reader.read_model(twin, batch, m, layers)
             states[m], attention[m] = read
         return self._folded(batch, states, attention)
 
     def _standardised(self, batch: LayerBatch, m: int) -> ModelRows:
         """The states of a model by mean and deviation of each feature on the fitting texts."""
         mean, deviation = self.scaling[m]
-        centred = batch.states[m].double() - mean[:, None]
-        return ModelRows(centred / deviation[:, None])
+        states = batch.states[m].double()
+        states = states - mean[:, None]
+        return ModelRows(states / deviation[:, None])
 
     def _folded(
         self,
@@ -171,9 +192,11 @@ class PassRun:
             heads = None
             if attention is not None and len(words):
                 blocks = [block[some] for block in attention[m]]
-                heads = fold(blocks, places[m][some], words)
+                word = places[m][some]
+                heads = fold(blocks, word, words)
             rows[m] = ModelRows(states[m], heads)
-        return BatchRows(batch.text, batch.token, words, x=rows, y=rows)
+        text, token = batch.text, batch.token
+        return BatchRows(text, token, words, x=rows, y=rows)
 
 
 class StreamSums:
@@ -189,36 +212,43 @@ class StreamSums:
         self.stream = stream
         self.this = this
         # the same rows for every pair of models, whatever else is in this pass
-        self.ahead = not any(model.causal for model in settings.reader.models)
+        models = settings.reader.models
+        self.ahead = not any(model.causal for model in models)
+        seed, device = settings.seed, settings.device
         self.draws: dict[int, Draw] = {}
         for budget in stream.budgets:
-            self.draws[budget] = Draw(budget, settings.seed, settings.device)
+            self.draws[budget] = Draw(budget, seed, device)
 
         self.sides: dict[Side, SpanSums] = {}
         self.tiles: dict[Tile, TileSums] = {}
         for tile in this.tiles:
-            if not stream.covers(tile.pair):
-                continue
-            for side in self._sides(tile):
-                if side not in self.sides:
-                    _, span = side
-                    self.sides[side] = SpanSums(stream, span, settings)
-            x, y = self._sides(tile)
-            both = self.sides[x], self.sides[y]
-            self.tiles[tile] = TileSums(stream, tile, both, settings)
+            if stream.covers(tile.pair):
+                self._begin(tile, settings)
+
+    def _begin(self, tile: Tile, settings: Settings) -> None:
+        """Begin the sums of a tile, and of its sides where no other tile has them."""
+        stream = self.stream
+        for side in self._sides(tile):
+            if side not in self.sides:
+                _, span = side
+                self.sides[side] = SpanSums(stream, span, settings)
+        x, y = self._sides(tile)
+        both = self.sides[x], self.sides[y]
+        self.tiles[tile] = TileSums(stream, tile, both, settings)
 
     def update(self, rows: BatchRows, group: int) -> None:
         """Add a batch."""
         admitted = {}
         for budget, draw in self.draws.items():
             admitted[budget] = draw.admit(rows.text, rows.token)
-        given: dict[Side, Given] = {}
+        given_of: dict[Side, Given] = {}
         for side, sums in self.sides.items():
-            given[side] = self._given(rows, side)
-            sums.update(given[side], group, admitted)
+            given = self._given(rows, side)
+            given_of[side] = given
+            sums.update(given, group, admitted)
         for tile, sums_of_both in self.tiles.items():
             x, y = self._sides(tile)
-            sums_of_both.update(given[x], given[y], group)
+            sums_of_both.update(given_of[x], given_of[y], group)
 
     def end(self) -> None:
         """Add up all ranks."""
@@ -229,7 +259,8 @@ class StreamSums:
             means[side] = sums.means()
         for tile, sums_of_both in self.tiles.items():
             x, y = self._sides(tile)
-            owner = self.this.tiles.index(tile) % ranks()
+            place = self.this.tiles.index(tile)
+            owner = place % ranks()
             sums_of_both.end(means[x], means[y], owner, self.draws)
         for side, sums in self.sides.items():
             sums.end(means[side], self.draws)
@@ -242,11 +273,15 @@ class StreamSums:
     def _given(self, rows: BatchRows, side: Side) -> Given:
         """What a batch has of one side."""
         name, span = side
-        states, heads = getattr(rows, name)[span.model]
-        given = {"moments": states[self.this.of(span)]}
-        if heads is None or not len(rows.words):
+        by_model = getattr(rows, name)
+        states, heads = by_model[span.model]
+        layers = self.this.of(span)
+        given = {"moments": states[layers]}
+        words = rows.words
+        if heads is None or not len(words):
             return given
-        given |= {"heads": heads, "words": rows.words}
+        given |= {"heads": heads, "words": words}
         if "head_moments" in self.stream.families:
-            given["head_moments"] = word_pairs(heads, rows.words, self.ahead)
+            pairs = word_pairs(heads, words, self.ahead)
+            given["head_moments"] = pairs
         return given
