@@ -52,6 +52,7 @@ FROM_PYTHON = (
     "min_delta",
     "gradient_clip",
     "start_batches",
+    "graphs",
     # random targets
     "target_seed",
     "couplings",
