@@ -319,3 +319,17 @@ def test_callbacks_of_the_backward_pass_are_called(world: World, recorder: Again
     module = fit(world, callbacks=[watches], epochs=1)
     assert watches.steps == module.global_step
     assert recorder.recorded == 0
+
+
+def test_a_site_that_is_lost_does_not_end_the_replays() -> None:
+    fits = [Fit("map", FORWARD, ready("inn"))]
+    steps = RecordedSteps(fits, "float32", Again())
+    x, y = rows()
+    x[1] = torch.nan
+    for _ in range(3):
+        losses = steps.step(x, y)
+        assert losses is not None
+    assert losses.isfinite().tolist() == [[True, False, True]]
+    assert (steps.replayed, steps.failure) == (1, "")
+    for gradient in gradients(fits):
+        assert gradient[[0, 2]].isfinite().all()
