@@ -1,4 +1,4 @@
-"""Lengths of codes, in bits: the online code, the uniform code, and a code by the frequencies of labels."""
+"""Code lengths, in bits: the online code, the uniform code, and a code based on the frequencies of labels."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ from aligners.probing.probe_bank import Examples, Variant
 from aligners.probing.probes import EdgeTask, codelengths
 from aligners.probing.probing_tasks import ProbeTraining, Row, score_columns, train_bank
 
-# where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
+# ends of the portions, as shares of what is sent (Voita and Titov 2020, §2.2)
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
-PRIOR = 0.5  # of each label, in the code by frequencies: Krichevsky and Trofimov 1981
+PRIOR = 0.5  # initial count of each label, in the code by frequencies: Krichevsky and Trofimov 1981
 Shares = Sequence[float]
 
 
 def portion_ends(count: int, shares: Shares = PORTIONS) -> list[int]:
-    """How many units have been sent at the end of each portion, in ascending order; the last is `count`.
+    """Return how many units have been sent at the end of each portion, in ascending order; the last is `count`.
 
     Args:
         count: number of all units.
-        shares: of all units at the ends. Those that round to no unit, or to no more than the share before, are left
-            out.
+        shares: shares of all units at the ends. Those that round to no unit, or to no more than the share before, are
+            left out.
 
     Raises:
         ValueError: shares do not ascend to 1, or leave fewer than two portions.
@@ -41,24 +41,24 @@ def portion_ends(count: int, shares: Shares = PORTIONS) -> list[int]:
     ends = sorted(rounded - {0})
     if len(ends) < 2:
         raise UserError(
-            f"Expected at least two portions of sentences, one to train on and one to send, but {count} with something "
-            f"to send make {len(ends)}. Give more text, or other `portions`."
+            f"Expected at least two portions of sentences, one to train on and one to send, but the {count} "
+            f"sentences with targets make {len(ends)}. Give more text, or other `portions`."
         )
     return ends
 
 
 def uniform_bits(labels: int, *, several: bool) -> float:
-    """Bits of a target that is sent without any model: log₂ K, or K where a target may have several of K labels."""
+    """Return the bits of a target sent without any model: log₂ K, or K where a target may have several of K labels."""
     if several:
         return float(labels)
     return math.log2(labels)
 
 
 def frequency_bits(labels: Tensor, *, several: bool) -> float:
-    """Bits of an adaptive code that counts the labels sent so far, and reads no states.
+    """Return the bits of an adaptive code that counts the labels sent so far, and reads no states.
 
-    The next label has the probability (n_k + 1/2) / (n + K/2) if n_k of the n labels so far were the same; the length
-    of the whole does not depend on the order. Where a target may have several labels, each is sent as a yes or no.
+    The next label has the probability (n_k + 1/2) / (n + K/2) if it equals n_k of the n labels so far; the total length
+    does not depend on the order. Where a target may have several labels, each is sent as a yes or no.
 
     Reference: Krichevsky and Trofimov 1981, "The performance of universal encoding", IEEE Trans. Inf. Theory 27.
 
@@ -77,26 +77,26 @@ def frequency_bits(labels: Tensor, *, several: bool) -> float:
 
 
 def _sequence_bits(counts: Tensor) -> float:
-    """Bits of any sequence with these counts of each symbol."""
+    """Return the bits of any sequence with these counts of each symbol."""
     prior = torch.full_like(counts, PRIOR)
     nats = _log_beta(prior) - _log_beta(counts + prior)
     return float(nats / math.log(2))
 
 
 def _log_beta(counts: Tensor) -> Tensor:
-    """The logarithm of the multivariate beta function."""
+    """Return the logarithm of the multivariate beta function."""
     return counts.lgamma().sum() - counts.sum().lgamma()
 
 
 @dataclass(frozen=True)
 class OnlineCode:
-    """What it took to send the labels of all units, portion by portion, with each of A probes.
+    """The cost of sending the labels of all units, portion by portion, with each of A probes.
 
     A unit is what is sent in one piece: a sentence with all of its targets. The first portion is sent by the uniform
     code; each further one by a probe that was trained afresh on all portions before it.
 
     Attributes:
-        ends: how many units have been sent at the end of each of P portions.
+        ends: number of units sent at the end of each of P portions.
         units: (U,) numbers of the units, in the order of sending.
         sent: for each portion but the first, the bits of its units, (A, units).
         uniform: (U,) bits of each unit by the uniform code, float64.
@@ -116,7 +116,7 @@ class OnlineCode:
 
     @cached_property
     def bits(self) -> Tensor:
-        """Bits of each unit, (A, U)."""
+        """Return the bits of each unit, (A, U)."""
         probes = len(self.sent[0])
         first = self.uniform[: self.ends[0]]
         parts = [first.expand(probes, -1)]
@@ -126,16 +126,16 @@ class OnlineCode:
 
     @property
     def codelength(self) -> Tensor:
-        """Bits of everything, (A,)."""
+        """Return the bits of all units together, (A,)."""
         return self.bits.sum(1)
 
     @property
     def compression(self) -> Tensor:
-        """Bits of the uniform code over bits of this one, (A,): 1 where nothing is compressed."""
+        """Return the bits of the uniform code divided by those of this one, (A,): 1 where nothing is compressed."""
         return self.uniform.sum() / self.codelength
 
     def losses(self) -> Tensor:
-        """Bits a target in each portion, (A, P). The first is sent by the uniform code."""
+        """Return the bits per target in each portion, (A, P). The first portion is sent by the uniform code."""
         losses = []
         for first, end in pairwise([0, *self.ends]):
             bits = self.bits[:, first:end].sum(1)
@@ -145,10 +145,10 @@ class OnlineCode:
 
 
 def compressions(codes: Sequence[OnlineCode], weights: Tensor) -> Tensor:
-    """Compression by several codes of the same units together, such as those of several seeds: (A, R).
+    """Return the compression of several codes of the same units together, such as those of several seeds: (A, R).
 
     Args:
-        codes: codes with equally many probes.
+        codes: codes with equal numbers of probes.
         weights: (R, U) how often each unit counts in each resample, in ascending order of the units' numbers. The
             probes and the order of sending stay as they are.
     """
@@ -166,8 +166,8 @@ def send(
 ) -> OnlineCode:
     """Send the labels of all fitting targets, a sentence at a time, in an order that the seed draws.
 
-    The receiver knows the number of labels, the sentences themselves, and the labels of the validation sentences, which
-    nobody trains on: they say when a probe has learned enough. All probes of a bank are trained on, and send, the same
+    The receiver knows the number of labels, the sentences themselves, and the labels of the validation sentences, on
+    which no probe is trained: they decide when training stops. All probes of a bank are trained on, and send, the same
     sentences; a variant with a control task sends that task's labels.
 
     Args:
@@ -203,7 +203,7 @@ def send(
 
 
 def _uniform(task: EdgeTask, counts: Tensor) -> Tensor:
-    """Bits of units with so many targets each, (U,), by the uniform code."""
+    """Return the bits of units with so many targets each, (U,), by the uniform code."""
     labels = len(task.labels.names)
     each = uniform_bits(labels, several=task.labels.several)
     bits = counts * each
@@ -211,14 +211,14 @@ def _uniform(task: EdgeTask, counts: Tensor) -> Tensor:
 
 
 def _shuffled(numbers: Sequence[int], seed: int) -> Tensor:
-    """Numbers in an order that the seed draws."""
+    """Return numbers in an order that the seed draws."""
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(numbers), generator=draw)
     return torch.tensor(numbers)[order]
 
 
 def _sums(bits: Tensor, counts: Tensor) -> Tensor:
-    """Sums over each unit's targets, (A, U), of the bits of all targets, (A, T)."""
+    """Sum the bits of all targets, (A, T), over each unit's targets: (A, U)."""
     units = len(counts)
     unit = torch.arange(units).repeat_interleave(counts)
     sums = bits.new_zeros(len(bits), units)
@@ -226,7 +226,7 @@ def _sums(bits: Tensor, counts: Tensor) -> Tensor:
 
 
 def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
-    """One row for each variant, with the mean of the codelengths over seeds.
+    """Make one row for each variant, with the mean of the code lengths over seeds.
 
     Args:
         task: the task whose labels were sent.
@@ -253,7 +253,7 @@ def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
 
 
 def portion_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
-    """One row for each variant, seed and portion, with the bits that a target took."""
+    """Make one row for each variant, seed and portion, with the bits per target."""
     for seed, code in enumerate(codes):
         losses = code.losses().tolist()
         for variant, own in zip(task.variants, losses, strict=True):

@@ -1,4 +1,4 @@
-"""Banks of probes that are trained and applied together, and the words that they read, with their states in memory."""
+"""Banks of probes that are trained and applied together, and the words that they read, with the states in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,12 @@ from aligners.errors import UserError
 
 Source = Literal["model", "untrained"]
 Numbers = Sequence[int]
-MIX_SPEED = 10  # the weights of a mix have far to go in few steps: they learn faster
+MIX_SPEED = (
+    10  # the weights of a mix must change a lot in few steps, so they learn faster
+)
 AT_ONCE = 128  # sentences that are read together
 BY_PLACE = ("readings.mean", "readings.scale")  # tensors with an entry for each place
-MIX = "readings.mix"  # has one for each variant and place
+MIX = "readings.mix"  # the tensor with an entry for each variant and place
 
 
 class ModelLayer(NamedTuple):
@@ -32,7 +34,7 @@ class ModelLayer(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """One probe of a bank: which states it reads, and what it is trained on.
+    """One probe of a bank: the states that it reads, and what it is trained on.
 
     Attributes:
         source: the model, or its untrained twin.
@@ -47,7 +49,7 @@ class Variant(NamedTuple):
     rank: int | None = None
 
     def reads(self, place: ModelLayer) -> bool:
-        """Whether it reads the states of a place."""
+        """Tell whether it reads the states of a place."""
         if place.source != self.source:
             return False
         return self.layer in (None, place.layer)
@@ -63,9 +65,9 @@ class Words:
 
     Attributes:
         states: (L, N, d) float32.
-        places: where each of the L was read.
-        sentences: in the order of their rows.
-        first: (B + 1,) on the CPU: the row of each sentence's first word; the last entry is N.
+        places: place at which each of the L was read.
+        sentences: sentences in the order of their rows.
+        first: (B + 1,) on the CPU: the first row of each sentence; the last entry is N.
         cut: number of sentences that were left out, because the model does not read all of their words.
     """
 
@@ -76,21 +78,21 @@ class Words:
     cut: int = 0
 
     def rows(self, sentences: Numbers) -> Tensor:
-        """The rows of some sentences, one after the other, on the CPU."""
+        """Return the rows of some sentences, one after the other, on the CPU."""
         return numbers_within(self.first, sentences)
 
     def starts(self, sentences: Numbers) -> Tensor:
-        """Where each of some sentences starts among the `rows` of these, (b,)."""
+        """Return the start of each sentence among the `rows` of these sentences, (b,)."""
         every = self.first.diff()
         lengths = every[list(sentences)]
         return lengths.cumsum(0) - lengths
 
     def numbers(self, layers: Numbers) -> list[int]:
-        """Where the states of some of the model's layers are among the places."""
+        """Return the numbers, among the places, of some of the model's layers."""
         return [self.places.index(ModelLayer("model", layer)) for layer in layers]
 
     def read(self, places: Places, sentences: Numbers) -> Tensor:
-        """The states of some sentences at some places: (L', n, d).
+        """Return the states of some sentences at some places: (L', n, d).
 
         Raises:
             ValueError: nothing was read at one of the places.
@@ -99,8 +101,8 @@ class Words:
         for place in places:
             if place not in self.places:
                 raise UserError(
-                    f"Expected states of layer {place.layer} of the {place.source}, but got those "
-                    f"of {len(self.places)} other places."
+                    f"Expected states of layer {place.layer} of the {place.source}, but only {len(self.places)} "
+                    "other places were read."
                 )
             numbers.append(self.places.index(place))
 
@@ -111,7 +113,7 @@ class Words:
 
 
 def numbers_within(first: Tensor, chosen: Numbers) -> Tensor:
-    """The numbers first[c], ..., first[c + 1] - 1 of each chosen c, one after the other."""
+    """Return the numbers first[c], ..., first[c + 1] - 1 of each chosen c, one after the other."""
     wanted = torch.as_tensor(chosen, dtype=torch.int64)
     begins = first[wanted]
     lengths = first[wanted + 1] - begins
@@ -128,7 +130,7 @@ class WordsBeingRead:
 
     Args:
         sentences: all sentences of the split, by the numbers of its texts.
-        places: where states are read.
+        places: places where states are read.
     """
 
     def __init__(self, sentences: Sequence[Sentence], places: Places) -> None:
@@ -141,8 +143,8 @@ class WordsBeingRead:
         """Add those sentences of a batch that were read whole.
 
         Args:
-            numbers: of the batch's texts.
-            counts: number of rows, which are words, of each text.
+            numbers: numbers of the batch's texts.
+            counts: number of rows, that is, of words, of each text.
             states: (L, n, d) of all rows.
         """
         parts = states.split(counts, 1)
@@ -155,7 +157,7 @@ class WordsBeingRead:
                 self._cut.append(number)
 
     def whole(self, *, drop: bool = True) -> Words:
-        """All words that were read, in the order of the texts, however these were batched.
+        """Return all words that were read, in the order of the texts, however they were batched.
 
         Args:
             drop: whether to leave out sentences that the model does not read whole.
@@ -204,8 +206,8 @@ class Examples:
     Args:
         words: words with their states.
         annotations: labels or trees. `sentences` are the numbers of the annotated sentences, in ascending order; `part`
-            takes out the annotations of some of them, with rows counted from 0, one sentence after the other.
-        sentences: numbers of the sentences to use; default: all that are annotated.
+            returns the annotations of some of them, with rows counted from 0, one sentence after the other.
+        sentences: numbers of the sentences to use; default: all annotated ones.
     """
 
     def __init__(
@@ -218,13 +220,13 @@ class Examples:
         self.sentences = sentences
 
     def batch(self, places: Places, sentences: Numbers) -> tuple[Tensor, Any]:
-        """States (L, n, d) and annotations of some sentences."""
+        """Return states (L, n, d) and annotations of some sentences."""
         states = self.words.read(places, sentences)
         part = self.annotations.part(self.words, sentences)
         return states, part
 
     def batches(self, places: Places) -> Iterator[tuple[Tensor, Any]]:
-        """All of them, in order, `AT_ONCE` sentences at a time."""
+        """Yield all sentences in order, `AT_ONCE` at a time."""
         count = len(self.sentences)
         for first in range(0, count, AT_ONCE):
             chosen = self.sentences[first : first + AT_ONCE]
@@ -234,16 +236,16 @@ class Examples:
 class Probes(nn.Module):
     """The networks of a bank, one for each variant. The first axis of every parameter is that of the variants.
 
-    A subclass has `forward`, which takes the states that are read, (A, n, d), and the annotations of some sentences,
-    and returns answers, (A, ...); and `losses`, which takes the same and returns the loss of each variant on each of
-    the n targets or sentences, (A, n).
+    A subclass has `forward`, which takes states, (A, n, d), and annotations of some sentences, and returns answers, (A,
+    ...). It also has `losses`, which takes the same and returns the loss of each variant on each of the n targets or
+    sentences, (A, n).
 
     Args:
-        variants: A variants.
+        variants: the A variants.
         width: d, the width of the states.
 
     Attributes:
-        centred: whether the states that they read have a mean of zero.
+        centred: whether the states are centred.
     """
 
     centred: ClassVar[bool] = True
@@ -255,21 +257,21 @@ class Probes(nn.Module):
         self.width = width
 
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments after variants and width, as plain values; each is an attribute as well."""
+        """Return the constructor's arguments after variants and width, as plain values; each is also an attribute."""
         parameters = list(signature(type(self)).parameters)
         names = parameters[2:]
         return {name: getattr(self, name) for name in names}
 
 
 class Bank(nn.Module):
-    """Probes with what they read.
+    """Probes, with the states that they read.
 
     Args:
         probes: the networks.
-        places: where states were read; those that no variant reads are left out.
+        places: the L places of the states that it takes, in this order.
 
     Attributes:
-        variants: A variants.
+        variants: the A variants.
         places: the L places of the states that it takes, in this order.
         unfinished: variants that were still learning when training reached its limit.
     """
@@ -283,17 +285,17 @@ class Bank(nn.Module):
         self.unfinished: list[Variant] = []
 
     def forward(self, states: Tensor, part: Any) -> Tensor:
-        """Answers: states (L, n, d) and the annotations of some sentences -> (A, ...)."""
+        """Return the answers: states (L, n, d) and the annotations of some sentences -> (A, ...)."""
         read = self.readings(states)
         return self.probes(read, part)
 
     def losses(self, states: Tensor, part: Any) -> Tensor:
-        """Loss of each variant on each of the n targets or sentences, (A, n)."""
+        """Return the loss of each variant on each of the n targets or sentences, (A, n)."""
         read = self.readings(states)
         return self.probes.losses(read, part)
 
     def only(self, chosen: Numbers) -> Self:
-        """Some of the variants, as a bank of their own."""
+        """Return some of the variants, as a separate bank."""
         variants = [self.variants[a] for a in chosen]
         kind = type(self.probes)
         options = self.probes.options()
@@ -323,12 +325,12 @@ def fresh_bank(
     Args:
         kind: class of the probes.
         variants: what they read.
-        words: the words that they will be trained on, which give centre and scale.
+        words: the words that they will be trained on, which determine centre and scale.
         seed: seed of the weights. No other random number is affected.
         options: options of the probes.
 
     Raises:
-        ValueError: a variant has nothing to read among the words' places; or as the probes do.
+        ValueError: a variant has nothing to read among the words' places; or the probes refuse their options.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -341,14 +343,14 @@ def fresh_bank(
 
 @torch.no_grad()
 def answers(bank: Bank, examples: Examples) -> Iterator[tuple[Any, Tensor]]:
-    """Yield annotations, some sentences at a time, with what a bank answers, (A, ...)."""
+    """Yield annotations, some sentences at a time, with a bank's answers, (A, ...)."""
     for states, part in examples.batches(bank.places):
         yield part, bank(states, part)
 
 
 @torch.no_grad()
 def losses(bank: Bank, examples: Examples) -> Tensor:
-    """Mean loss of each variant over all targets or sentences, (A,)."""
+    """Return the mean loss of each variant over all targets or sentences, (A,)."""
     parts = []
     for states, part in examples.batches(bank.places):
         parts.append(bank.losses(states, part))
@@ -357,7 +359,7 @@ def losses(bank: Bank, examples: Examples) -> Tensor:
 
 
 def needed(variants: Variants, places: Places) -> Places:
-    """The places that at least one variant reads.
+    """Return the places that at least one variant reads.
 
     Raises:
         ValueError: a variant has nothing to read.
@@ -373,7 +375,7 @@ def needed(variants: Variants, places: Places) -> Places:
 
 
 class Readings(nn.Module):
-    """What the variants of a bank read: one layer at unit scale, usually centred, or a learned mix of such layers.
+    """The input of a bank's variants: one layer at unit scale, usually centred, or a learned mix of such layers.
 
     The mix is γ Σ_l softmax(a)_l h_l. Each layer is scaled by one number, so that one learning rate suits all layers
     and widths.
@@ -414,7 +416,7 @@ class Readings(nn.Module):
         self.gamma = nn.Parameter(torch.ones(count, 1))
 
     def fit(self, words: Words, places: Places, *, centred: bool) -> None:
-        """Take scales, and centres if `centred`, from words, in double precision."""
+        """Compute scales, and centres if `centred`, from words, in double precision."""
         for number, place in enumerate(places):
             layer = words.places.index(place)
             states = words.states[layer].double()
@@ -428,7 +430,7 @@ class Readings(nn.Module):
             self.scale[number] = deviation.clamp(min=1e-12)
 
     def weights(self) -> Tensor:
-        """How much of each place each variant reads, (A, L), adding up to 1."""
+        """Return the weight of each place for each variant, (A, L); they add up to 1."""
         logits = MIX_SPEED * self.mix
         logits = logits.masked_fill(~self.read, -torch.inf)
         return logits.softmax(-1)

@@ -1,4 +1,4 @@
-"""The two kinds of probes: edge probes of labelled spans, and structural probes, whose map lays out a tree."""
+"""The two kinds of probes: edge probes for labelled spans, and structural probes, whose map lays out a tree."""
 
 import math
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ from aligners.probing.trees import (
 
 START = 0.05  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
 WIDTH = 64
-USUAL_RANK = 64  # more adds nothing (Hewitt and Manning 2019, §4.2 and Figure 5), and takes longer
-COUNTS = 4  # labels given rightly, given, and true; targets whose labels are all right
+USUAL_RANK = 64  # a higher rank adds nothing (Hewitt and Manning 2019, §4.2 and Figure 5), and takes longer
+COUNTS = 4  # labels given correctly, given, and true; targets with all labels correct
 
 
 class EdgeProbes(Probes):
-    """Projection, attention within each span, and a network of two layers.
+    """Project states, attend within each span, and classify with a network of two layers.
 
     Args:
         variants: the A probes.
@@ -90,7 +90,7 @@ class EdgeProbes(Probes):
         self.register_buffer("control", torch.tensor(control), persistent=False)
 
     def forward(self, read: Tensor, part: Targets) -> Tensor:
-        """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
+        """Return the logits of each target: rows of words (A, n, d) -> (A, T, K)."""
         pooled = []
         for span in range(self.spans):
             project = self.projections[span]
@@ -104,15 +104,15 @@ class EdgeProbes(Probes):
         return self.last(normed)
 
     def true_labels(self, part: Targets) -> Tensor:
-        """The labels that each variant should give, (A, T, K) bool: those of the task or of its control task."""
+        """Return the labels that each variant should give, (A, T, K) bool: those of the task or of its control task."""
         return part.labels[self.control]
 
     def losses(self, read: Tensor, part: Targets) -> Tensor:
-        """Negative log-likelihood of the labels of each target, in nats, (A, T)."""
+        """Return the negative log-likelihood of the labels of each target, in nats, (A, T)."""
         return self.surprise(self(read, part), part)
 
     def surprise(self, logits: Tensor, part: Targets) -> Tensor:
-        """Negative log-likelihood of the labels of each target, in nats.
+        """Return the negative log-likelihood of the labels of each target, in nats.
 
         Args:
             logits: (A, T, K).
@@ -152,10 +152,10 @@ def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
 
 
 class EdgeScores(NamedTuple):
-    """What each of A probes gets right in each of B sentences, over all targets of the sentence.
+    """The counts of correct labels of A probes in each of B sentences, over all targets of the sentence.
 
     Attributes:
-        counts: (A, B, 4) labels given rightly, given, and true; targets whose labels are all right. Float64 on the CPU.
+        counts: (A, B, 4) labels given correctly, given, and true; targets with all labels correct. Float64 on the CPU.
         targets: the targets of all sentences.
     """
 
@@ -164,12 +164,12 @@ class EdgeScores(NamedTuple):
 
     @property
     def sentences(self) -> int:
-        """B."""
+        """B, the number of sentences."""
         return self.targets.count
 
     @property
     def about(self) -> Row:
-        """The probe, and numbers of sentences and targets, for the report."""
+        """What the report says: the measures, and the numbers of sentences and targets."""
         return {
             "probe": "edge",
             "n_sentences": len(self.targets.sentences),
@@ -178,7 +178,7 @@ class EdgeScores(NamedTuple):
         }
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """F1, (A, R), where a sentence counts as often as `weights` (R, B) say."""
+        """Return F1, (A, R), where each sentence counts as often as `weights` (R, B) say."""
         counts = weights @ self.counts
         return {"F1": f1(counts)}
 
@@ -195,11 +195,11 @@ class EdgeTask(Task):
         super().__post_init__()
 
     def annotations(self, words: Words) -> Targets:
-        """The targets of words."""
+        """Return the targets of words."""
         return targets_of(self.labels, words, self.seed)
 
     def validation(self) -> Examples:
-        """The targets of the validation words whose labels occur in fitting."""
+        """Return the targets of the validation words whose labels occur in fitting."""
         targets = self.annotations(self.watched)
         known = targets.only(targets.unknown == 0)
         return Examples(self.watched, known)
@@ -210,7 +210,7 @@ class EdgeTask(Task):
         return fresh_bank(EdgeProbes, self.variants, self.words, seed, **options)
 
     def about(self) -> dict[str, Any]:
-        """What is saved beside a bank, as plain values."""
+        """Return what is saved beside a bank, as plain values."""
         return {
             "task": self.name,
             "labels": asdict(self.labels),
@@ -218,7 +218,7 @@ class EdgeTask(Task):
         }
 
     def scores(self, bank: Bank | None, held: Words) -> EdgeScores:
-        """As `Task.scores`; the baseline gives the most frequent labels."""
+        """Score as `Task.scores` does; the baseline gives the most frequent labels."""
         targets = self.annotations(held)
         if bank is None:
             counted = majority(self.labels, targets)
@@ -229,7 +229,7 @@ class EdgeTask(Task):
     def columns(
         self, scores: Sequence[EdgeScores], variant: int, weights: Tensor
     ) -> Row:
-        """F1 and accuracy, of all seeds together."""
+        """Return F1 and accuracy, over all seeds together."""
         by_seed = [result.counts[variant] for result in scores]
         counts = torch.stack(by_seed)  # (seeds, B, 4)
         score = f1(weights @ counts.sum(0))
@@ -243,7 +243,7 @@ class EdgeTask(Task):
     def of_probe(
         self, scores: Sequence[EdgeScores], variant: int, weights: Tensor
     ) -> Row:
-        """Parameters, the layers that a mix reads, and how much better a probe is than that of the control task."""
+        """Return parameters, the layers that a mix reads, and a probe's gain over that of the control task."""
         own = self.variants[variant]
         parameters = 0
         for weight in self.banks[0].probes.parameters():
@@ -263,7 +263,7 @@ class EdgeTask(Task):
 
 
 def centre_of_gravity(banks: Sequence[Bank], variant: int) -> float:
-    """The layer that a mix reads on average, Σ_l l · weight_l, mean over seeds (Tenney et al. 2019b, §3.2)."""
+    """Return the layer that a mix reads on average, Σ_l l · weight_l, mean over seeds (Tenney et al. 2019b, §3.2)."""
     layers = [float(place.layer) for place in banks[0].places]
     of_seeds = []
     for bank in banks:
@@ -274,7 +274,7 @@ def centre_of_gravity(banks: Sequence[Bank], variant: int) -> float:
 
 
 def counts(bank: Bank, examples: Examples) -> Tensor:
-    """`EdgeScores.counts` of a bank: it gives the most likely label, or all that are more likely than not."""
+    """Return `EdgeScores.counts` of a bank, which gives the most probable label, or all with a probability above .5."""
     probes = cast(EdgeProbes, bank.probes)
     targets = cast(Targets, examples.annotations)
     of_the_task = 1 - probes.control.cpu()[:, None]
@@ -294,7 +294,7 @@ def counts(bank: Bank, examples: Examples) -> Tensor:
 
 
 def majority(labels: Labels, targets: Targets) -> Tensor:
-    """`EdgeScores.counts` where every target is given the most frequent labels of fitting: (1, B, 4)."""
+    """Return `EdgeScores.counts` of giving every target the most frequent labels of fitting: (1, B, 4)."""
     most_frequent, _ = labels.sets[0]
     given = labels.multi_hot(most_frequent)
     given_to_each = given.expand(1, len(targets), -1)
@@ -309,7 +309,7 @@ def _no_counts(probes: int, targets: Targets) -> Tensor:
 
 
 def _of_targets(given: Tensor, true: Tensor, unknown: Tensor) -> Tensor:
-    """Counts of each target, (A, T, 4), from (A, T, K) bool; `unknown` (A, T) true labels come on top."""
+    """Return the counts of each target, (A, T, 4), from (A, T, K) bool; `unknown` (A, T) true labels are added."""
     given, true = given.cpu(), true.cpu()
     right = (given & true).sum(-1)
     exact = (given == true).all(-1)
@@ -318,20 +318,20 @@ def _of_targets(given: Tensor, true: Tensor, unknown: Tensor) -> Tensor:
 
 
 def f1(counts: Tensor) -> Tensor:
-    """Micro-averaged F1 of summed counts, (..., 4) -> (...); accuracy where each target has one label."""
+    """Return micro-averaged F1 of summed counts, (..., 4) -> (...); it is accuracy where each target has one label."""
     right, given, true, _ = counts.unbind(-1)
     return 2 * right / (given + true)
 
 
 def accuracy(counts: Tensor, targets: int) -> Tensor:
-    """Share of the targets whose labels are all right, of summed counts: (..., 4) -> (...)."""
+    """Return the share of the targets whose labels are all correct, from summed counts: (..., 4) -> (...)."""
     return counts[..., 3] / targets
 
 
 def codelengths(bank: Bank, examples: Examples) -> Tensor:
-    """Bits that each variant needs to send the labels of each target, (A, T) float64 on the CPU.
+    """Return the bits that each variant needs to send the labels of each target, (A, T) float64 on the CPU.
 
-    Where a target has one label, and that does not occur in fitting, they are infinite.
+    They are infinite for a target whose only label does not occur in fitting.
     """
     probes = cast(EdgeProbes, bank.probes)
     nats = []
@@ -342,7 +342,7 @@ def codelengths(bank: Bank, examples: Examples) -> Tensor:
 
 
 class StructuralProbes(Probes):
-    """Maps h ↦ Bᵀh, which differ in rank and in the states that they read.
+    """Linear maps h ↦ Bᵀh, which differ in rank and in the states that they read.
 
     Args:
         variants: the probes, each with its rank.
@@ -385,7 +385,7 @@ class StructuralProbes(Probes):
         self.most = most
 
         start = torch.empty(width, width).uniform_(-START, START)
-        # |Bᵀh|² is then of the size of distances in trees
+        # so that |Bᵀh|² has the scale of distances in trees
         sizes = [WIDTH / math.sqrt(width * rank) for rank in ranks]
         scales = torch.tensor(sizes)[:, None, None]
         self.weight = nn.Parameter(start[:, :most] * scales)
@@ -393,17 +393,17 @@ class StructuralProbes(Probes):
         self.register_buffer("kept", kept, persistent=False)
 
     def matrices(self) -> Tensor:
-        """B of each variant, (A, d, most), zero beyond its rank."""
+        """Return B of each variant, (A, d, most), zero beyond its rank."""
         return self.weight * self.kept[:, None]
 
     def projected(self, read: Tensor, part: TreesPart) -> Tensor:
-        """Bᵀh of the words of each sentence, padded: (A, n, d) -> (A, b, T, most), zero beyond a variant's rank."""
+        """Return padded Bᵀh of each sentence's words: (A, n, d) -> (A, b, T, most), zero beyond a variant's rank."""
         projected = torch.bmm(read, self.matrices())
         return projected[:, part.rows]
 
 
 class DistanceProbes(StructuralProbes):
-    """The squared distance |Bᵀ(h_i − h_j)|² stands for the distance of two words in the tree (§2.2)."""
+    """The squared distance |Bᵀ(h_i − h_j)|² predicts the distance of two words in the tree (§2.2)."""
 
     def forward(self, read: Tensor, part: TreesPart) -> Tensor:
         """Predict distances: (A, n, d) -> (A, b, T, T)."""
@@ -413,7 +413,7 @@ class DistanceProbes(StructuralProbes):
         return sums - 2 * projected @ projected.mT
 
     def losses(self, read: Tensor, part: TreesPart) -> Tensor:
-        """Mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
+        """Return the mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
         real = part.real
         pairs = real[:, :, None] & real[:, None]
         distances = self(read, part)
@@ -422,7 +422,7 @@ class DistanceProbes(StructuralProbes):
 
 
 class DepthProbes(StructuralProbes):
-    """The squared length |Bᵀh_i|² stands for the depth of a word in the tree (§2.3); h is not centred."""
+    """The squared length |Bᵀh_i|² predicts the depth of a word in the tree (§2.3); h is not centred."""
 
     centred = False
 
@@ -432,14 +432,14 @@ class DepthProbes(StructuralProbes):
         return projected.square().sum(-1)
 
     def losses(self, read: Tensor, part: TreesPart) -> Tensor:
-        """Mean absolute error over the words of each sentence, (A, b)."""
+        """Return the mean absolute error over the words of each sentence, (A, b)."""
         depths = self(read, part)
         errors = depths - part.depths
         return _mean_absolute(errors, part.real, (-1,))
 
 
 def _mean_absolute(errors: Tensor, real: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The mean of |errors| over the real entries along some axes."""
+    """Return the mean of |errors| over the real entries along some axes."""
     counted = real.to(errors.dtype)
     sums = (errors.abs() * counted).sum(axes)
     return sums / counted.sum(axes)
@@ -450,7 +450,7 @@ STRUCTURAL = {"distance": DistanceProbes, "depth": DepthProbes}
 
 @dataclass
 class TreeTask(Task):
-    """Distances or depths, as its name says, in the trees of a model's fitting words.
+    """Distances or depths, as the task's name says, in the trees of a model's fitting words.
 
     A variant that names no rank has rank 64, or the width of narrower states.
     """
@@ -458,7 +458,7 @@ class TreeTask(Task):
     baseline = "word order"
 
     def annotations(self, words: Words) -> Trees:
-        """The trees of words."""
+        """Return the trees of words."""
         return Trees.of(words)
 
     @property
@@ -476,7 +476,7 @@ class TreeTask(Task):
         return fresh_bank(kind, self.variants, self.words, seed, usual=usual)
 
     def scores(self, bank: Bank | None, held: Words) -> TreeScores:
-        """As `Task.scores`; the baseline is a chain of the words in their order."""
+        """Score as `Task.scores` does; the baseline is a chain of the words in their order."""
         trees = Trees.of(held)
         if bank is None:
             predicted = chain(trees, self.name)
@@ -487,7 +487,7 @@ class TreeTask(Task):
     def columns(
         self, scores: Sequence[TreeScores], variant: int, weights: Tensor
     ) -> Row:
-        """Spearman's correlation, and the share of edges or roots that are found: means over seeds."""
+        """Return Spearman's correlation, and the share of edges or roots that are found, as means over seeds."""
         lengths = scores[0].lengths
         totals = scores[0].totals
         by_seed = torch.stack([result.spearman[variant] for result in scores])
@@ -506,6 +506,6 @@ class TreeTask(Task):
     def of_probe(
         self, scores: Sequence[TreeScores], variant: int, weights: Tensor
     ) -> Row:
-        """Parameters."""
+        """Return the number of parameters."""
         rank = self.variants[variant].rank or self._usual_rank
         return {"parameters": rank * self._width}

@@ -1,4 +1,4 @@
-"""The experiment: every probe of every model and its controls, trained on fitting words, measured on held-out words."""
+"""The experiment: train every probe of every model and its controls, and measure them on held-out words."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -39,41 +39,41 @@ OF_TREES = ("distance", "model")  # task and source of the probes whose trees ar
 
 
 class ProbeExperiment(pl.LightningModule):
-    """Reads each model, and its untrained twin, once, when it is tested, and keeps the states of all words.
+    """Reads each model, and its untrained twin, once in its test loop, and keeps the states of all words.
 
     `train_probes` then trains all probes on them.
 
-    A task's probes of all layers are one bank, with those of the controls: the same probe on the untrained twin, and
-    on a control task, in which every word has a label drawn for it, wherever it stands. Layer 0 is the lexical
-    control. Nothing is chosen on the held-out sentences: the validation sentences say when a probe has learned enough.
+    A task's probes of all layers form one bank, together with the controls: the same probe on the untrained twin, and
+    on a control task, in which every word has a random label of its own. Layer 0 is the lexical control. Held-out
+    sentences choose nothing: the validation sentences decide when training stops.
 
     Attributes:
         rows: rows of the report, once the probes are trained.
         meta: what holds for all rows.
         report_tables: weights of the mixes, drawn trees, and description lengths.
-        probed: each model's number with a task on its words, which has the trained probes.
+        probed: each model's number with a task on its words, which holds the trained probes.
         words: the words of each model and split.
 
     Args:
-        tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
+        tasks: tasks to probe: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
             sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file without
             train, dev or test, or the `task` of its lines. Default: pos, dependencies, distance and depth where the
             sentences have them, or else all that they have.
         ranks: ranks of the structural probes. Default: 64, or the width of narrower states.
-        mix: whether there is also an edge probe over a learned mix of all layers.
-        controls: whether the untrained twin and the control task are probed as well.
+        mix: whether to train an edge probe over a learned mix of all layers as well.
+        controls: whether to probe the untrained twin and the control task as well.
         seeds: trainings of each probe, from seeds 0, 1, ...
         projection: width to which edge probes project states.
-        hidden: width of their hidden layer.
+        hidden: width of edge probes' hidden layer.
         training: how probes are trained.
         long_sentences: what to do with sentences that a model does not read whole: `drop` leaves them out, and the
             report counts them; `error` ends the run.
-        drawn: number of held-out sentences whose trees are drawn.
-        portions: where the portions end, as shares, in which the labels of the fitting sentences are sent, each by edge
-            probes that were trained on those before. None: no description length is taken. Structural probes have none,
+        drawn: number of held-out sentences whose trees the report draws.
+        portions: ends, as shares of the fitting sentences, of the portions in which their labels are sent, each by edge
+            probes trained on the portions before. None: measure no description length. Structural probes have none,
             because they predict distances, which give no code of the labels.
-        twin_mix: whether the untrained twin has an edge probe over a mix of its layers, too (Merchant et al. 2020,
-            Table 1); needs `mix` and `controls`. Other probes then start from other weights.
+        twin_mix: whether the untrained twin also has an edge probe over a mix of its layers (Merchant et al. 2020,
+            Table 1); needs `mix` and `controls`. It changes the weights that other probes start from.
 
     Raises:
         ValueError: an option is out of its range.
@@ -145,7 +145,7 @@ class ProbeExperiment(pl.LightningModule):
         data.plan(tuple(SPLITS))
 
     def _places(self, m: int) -> list[ModelLayer]:
-        """Where states of a model are read: all layers, those of its twin after its own."""
+        """Return the places where states of a model are read: all layers, then those of its twin."""
         sources: list[Source] = ["model"]
         if self.controls:
             sources.append("untrained")
@@ -180,7 +180,7 @@ class ProbeExperiment(pl.LightningModule):
             self._reading[m, split].add(numbers, counts, states)
 
     def on_test_epoch_end(self) -> None:
-        """Look at the last batch, and let the twins go."""
+        """Check the states of the last batch, and free the twins."""
         self._data.reader.check.flush()
         self._twins = []
 
@@ -216,14 +216,14 @@ class ProbeExperiment(pl.LightningModule):
             task.train(self.how, seed)
 
     def _unfinished(self) -> Counter[str]:
-        """How many of all probes were still learning at the limit."""
+        """Return how many of all probes were still learning at the limit."""
         banks = list[Bank]()
         for _, task in self.probed:
             banks += task.banks
         return ended(banks)
 
     def _counted(self) -> Row:
-        """Sentences of each split that were read by the first model, and those that were dropped."""
+        """Count the sentences of each split that the first model read, and those that were dropped."""
         read = dict[str, int]()
         dropped = dict[str, int]()
         for split in SPLITS:
@@ -252,7 +252,7 @@ class ProbeExperiment(pl.LightningModule):
             self.probed.append((m, task))
 
     def _variants(self, m: int, name: str) -> list[Variant]:
-        """The probes of a task: one for each place and rank, or place, mix and control task."""
+        """Return the probes of a task: one for each place and rank, or for each place, mix and control task."""
         variants = []
         places = self._places(m)
         if name in STRUCTURAL:
@@ -284,7 +284,7 @@ class ProbeExperiment(pl.LightningModule):
     # ------------------------------------------------------------------ further tables
 
     def _sent(self, unfinished: Counter[str]) -> dict[str, list[Row]]:
-        """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
+        """Return the bits that the labels of the fitting sentences take, by model and task, and portion by portion."""
         lengths = list[Row]()
         portions = list[Row]()
         labelled = [(m, task) for m, task in self.probed if isinstance(task, EdgeTask)]
@@ -302,7 +302,7 @@ class ProbeExperiment(pl.LightningModule):
         return {"codelengths": lengths, "portions": portions}
 
     def _mixes(self) -> list[Row]:
-        """The weight of each layer in each mix of the models' layers."""
+        """Return the weight of each layer in each mix of the models' layers."""
         mix = Variant("model", None)
         rows = list[Row]()
         for m, task in self.probed:
@@ -319,7 +319,7 @@ class ProbeExperiment(pl.LightningModule):
         return rows
 
     def _trees(self) -> list[Row]:
-        """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
+        """Return trees of a few held-out sentences, as predicted by the best distance probe of each model."""
         trees = list[Row]()
         for m, task in self.probed:
             if task.name != "distance":

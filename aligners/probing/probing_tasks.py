@@ -1,4 +1,4 @@
-"""Tasks: what probes are trained on, how they are trained, and what the report says of them."""
+"""Tasks: what probes are trained on, how they are trained, and what a report says about them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -39,12 +39,12 @@ class ProbeTraining:
     Each probe of a bank has its own rate, end and weights.
 
     Args:
-        max_epochs: the most passes over the fitting sentences. The report says how many probes were still learning
-            then.
-        batch: sentences a step.
+        max_epochs: the most passes over the fitting sentences. The report says how many probes were still learning at
+            this limit.
+        batch: sentences per step.
         learning_rate: learning rate at the start.
-        patience: checks in a row without a lower loss, after which training ends.
-        least_steps: least optimiser steps in an epoch; if there are few sentences, an epoch reads each several times.
+        patience: number of checks in a row without a lower loss after which training ends.
+        least_steps: fewest optimiser steps in an epoch; if there are few sentences, an epoch reads each several times.
     """
 
     max_epochs: int = 60
@@ -57,7 +57,7 @@ class ProbeTraining:
         check_range(above=0, **vars(self))
 
     def steps(self, sentences: int) -> int:
-        """Optimiser steps in an epoch of so many sentences."""
+        """Return the number of optimiser steps in an epoch of so many sentences."""
         return max(self.least_steps, math.ceil(sentences / self.batch))
 
 
@@ -66,7 +66,7 @@ class Progress:
 
     Args:
         bank: the bank before its first step.
-        loss: (A,) its loss on the validation sentences.
+        loss: (A,) the bank's loss on the validation sentences.
         patience: see `ProbeTraining`.
 
     Attributes:
@@ -78,7 +78,7 @@ class Progress:
         self._patience = patience
         self.rates = torch.ones_like(loss)
         self._lowest = loss
-        self._checks = torch.zeros_like(loss)  # in a row without a lower loss
+        self._checks = torch.zeros_like(loss)  # checks in a row without a lower loss
         self._kept = self._copies()
 
     def _copies(self) -> list[Tensor]:
@@ -86,7 +86,7 @@ class Progress:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take a step of the optimiser; each variant goes as far as its own rate says."""
+        """Take a step of the optimiser, each variant at its own learning rate."""
         before = self._copies()
         optimizer.step()
         for parameter, old in zip(self._parameters, before, strict=True):
@@ -96,7 +96,7 @@ class Progress:
 
     @torch.no_grad()
     def check(self, loss: Tensor) -> None:
-        """Keep the weights of the variants whose loss is their lowest; slow down or end the others."""
+        """Keep the weights of variants with a new lowest loss; slow down or end the others."""
         lower = (loss < self._lowest) & (self.rates > 0)
         for parameter, best in zip(self._parameters, self._kept, strict=True):
             better = _along(lower, parameter)
@@ -111,7 +111,7 @@ class Progress:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Give every variant the weights of its lowest loss."""
+        """Give every variant its weights of lowest loss."""
         for parameter, best in zip(self._parameters, self._kept, strict=True):
             parameter.copy_(best)
 
@@ -123,9 +123,9 @@ def train_bank(
 
     Args:
         bank: changed in place; afterwards it takes no gradients.
-        fitting: what it learns, with states at the bank's places.
-        watched: likewise, what says when a variant has learned enough.
-        how: rates and lengths.
+        fitting: examples to learn from, with states at the bank's places.
+        watched: examples that decide when a variant has learned enough.
+        how: learning rates and lengths of training.
         seed: seed of the order.
 
     Raises:
@@ -163,7 +163,7 @@ def _check_targets(kind: str, examples: Examples) -> None:
 
 
 def _summed_loss(bank: Bank, fitting: Examples, chosen: Numbers, step: int) -> Tensor:
-    """The loss on some sentences, summed over variants; raise if one is not finite."""
+    """Return the loss on some sentences, summed over variants; raise if one is not finite."""
     states, part = fitting.batch(bank.places, chosen)
     loss = bank.losses(states, part).mean(1)
     diverged = (~loss.isfinite()).nonzero()
@@ -176,7 +176,7 @@ def _summed_loss(bank: Bank, fitting: Examples, chosen: Numbers, step: int) -> T
 
 
 def ended(banks: Iterable[Bank]) -> Counter[str]:
-    """How many `probes` of trained banks were still learning at the limit, `of` how many: for the report."""
+    """Return, for the report, how many `probes` were still learning at the limit, and `of` how many."""
     total = Counter(probes=0, of=0)
     for bank in banks:
         total["probes"] += len(bank.unfinished)
@@ -185,7 +185,7 @@ def ended(banks: Iterable[Bank]) -> Counter[str]:
 
 
 def _along(values: Tensor, parameter: Tensor) -> Tensor:
-    """Values of each variant, (A,), in a shape that broadcasts with a parameter (A, ...)."""
+    """Reshape values of each variant, (A,), so that they broadcast with a parameter (A, ...)."""
     others = [1] * (parameter.ndim - 1)
     return values.view(-1, *others)
 
@@ -193,7 +193,7 @@ def _along(values: Tensor, parameter: Tensor) -> Tensor:
 def _batches(
     sentences: Numbers, size: int, steps: int, seed: int
 ) -> Iterator[list[int]]:
-    """Batches of equally many sentences, in an order that is drawn anew in each epoch."""
+    """Yield batches of equally many sentences, in an order that is drawn anew in each epoch."""
     draw = torch.Generator().manual_seed(seed)
     order = list[int]()
     count = len(sentences)
@@ -221,7 +221,7 @@ class Task(ABC):
     Attributes:
         fitting: the fitting words with their labels or trees.
         banks: the trained bank of each call of `train`.
-        baseline: what the report calls the answer that needs no states.
+        baseline: the report's name for an answer that needs no states.
     """
 
     name: str
@@ -240,7 +240,7 @@ class Task(ABC):
 
     @abstractmethod
     def annotations(self, words: Words) -> Any:
-        """The labels or trees of words: see `Examples`."""
+        """Return the labels or trees of words; see `Examples`."""
 
     @abstractmethod
     def fresh(self, seed: int) -> Bank:
@@ -248,26 +248,26 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, bank: Bank | None, held: Words) -> Any:
-        """What a bank, or with None the baseline, gets right in each of the held-out sentences.
+        """Score a bank or, with None, the baseline, on each of the held-out sentences.
 
-        The result has `sentences`, their number; `about`, what the report says of them; and `measures`, which takes how
-        often each sentence counts, (R, B), and returns each measure, (A, R).
+        The result has `sentences`, their number; `about`, what the report says of them; and `measures`, a function that
+        takes how often each sentence counts, (R, B), and returns each measure, (A, R).
         """
 
     @abstractmethod
     def columns(self, scores: Sequence[Any], variant: int, weights: Tensor) -> Row:
-        """The columns of the report of a variant or of the baseline, by its scores of each seed."""
+        """Return the report's columns for a variant or the baseline, given its scores of each seed."""
 
     @abstractmethod
     def of_probe(self, scores: Sequence[Any], variant: int, weights: Tensor) -> Row:
-        """Further columns of a variant, which the baseline does not have."""
+        """Return further columns of a variant, which the baseline does not have."""
 
     def about(self) -> Row:
-        """What is saved beside a bank, as plain values."""
+        """Return what is saved beside a bank, as plain values."""
         return {"task": self.name}
 
     def validation(self) -> Examples:
-        """The validation words with their labels or trees."""
+        """Return the validation words with their labels or trees."""
         annotations = self.annotations(self.watched)
         return Examples(self.watched, annotations)
 
@@ -279,7 +279,7 @@ class Task(ABC):
         self.banks.append(bank)
 
     def rows(self, held: Words) -> Iterator[Row]:
-        """Rows of the report on held-out words: one of the baseline, and one for each variant that is not a control."""
+        """Return the report's rows on held-out words: one for the baseline and one for each variant but controls."""
         baseline = self.scores(None, held)
         scores = [self.scores(bank, held) for bank in self.banks]
         weights = resampled_counts(baseline.sentences, self.seed)
@@ -295,11 +295,11 @@ class Task(ABC):
             yield row_of(variant.source, variant, **about, **columns)
 
     def measures(self, bank: Bank | None, held: Words, seed: int) -> Measures:
-        """Each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
+        """Return each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
 
         Args:
-            bank: A trained probes; None: the baseline.
-            held: the words, with states at the bank's places.
+            bank: a bank of A trained probes; None: the baseline.
+            held: held-out words, with states at the bank's places.
             seed: seed of the resampling.
         """
         scores = self.scores(bank, held)
@@ -307,7 +307,7 @@ class Task(ABC):
         return scores.measures(weights)
 
     def at(self, layer: int, held: Words, seed: int) -> Measures:
-        """`measures` of the first bank's probe of a layer, (1, 1 + R)."""
+        """Return `measures` of the first bank's probe of a layer, (1, 1 + R)."""
         layers = [variant.layer for variant in self.variants]
         number = layers.index(layer)
         probe = self.banks[0].only([number])
@@ -325,7 +325,7 @@ COLUMNS = (
 
 
 def row_of(source: str, variant: Variant | None = None, **known: Any) -> Row:
-    """A row with all `COLUMNS`; None where nothing is known, or no finite number.
+    """Return a row with all `COLUMNS`; None where a value is unknown or not finite.
 
     Args:
         source: the model, its untrained twin, or a baseline.
@@ -350,7 +350,7 @@ def row_of(source: str, variant: Variant | None = None, **known: Any) -> Row:
 def score_columns(
     name: str, values: Tensor, by_seed: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """A score with its 95 % interval over sentences and, where seeds are given, its range over them.
+    """Return a score with its 95 % interval over sentences and, where seeds are given, its range over them.
 
     Args:
         name: name of the column.
@@ -365,7 +365,7 @@ def score_columns(
 
 
 def pooled_ratio(numerator: Tensor, denominator: Tensor, weights: Tensor) -> Tensor:
-    """A ratio of sums over sentences, in each resample.
+    """Return a ratio of sums over sentences, in each resample.
 
     Args:
         numerator: (A, B).

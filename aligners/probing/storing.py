@@ -1,4 +1,4 @@
-"""Trained probes in a file."""
+"""Saves trained probes to a file, and loads them."""
 
 import json
 from collections import defaultdict
@@ -35,7 +35,7 @@ def save_banks(path: Path, banks: Mapping[str, tuple[Bank, About]]) -> None:
 
     Args:
         path: path of the file.
-        banks: by name, each with what else is known of it, as plain values.
+        banks: banks by name, each with what else is known of it, as plain values.
     """
     described: About = {}
     tensors: State = {}
@@ -57,13 +57,14 @@ def save_banks(path: Path, banks: Mapping[str, tuple[Bank, About]]) -> None:
 
 
 def load_banks(path: Path | str) -> dict[str, tuple[Bank, About]]:
-    """Read banks, ready to be applied, and what is known of each.
+    """Load banks, ready to be applied, and what is known of each.
 
     Args:
-        path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+        path: the file, a folder written by `evaluate.py share`, or the name of a repository on the Hub.
 
     Raises:
-        ValueError: there is no such file, it holds no banks, or numbers that are not finite; or as `shared_file`.
+        ValueError: there is no such file, or it holds no banks or numbers that are not finite; or as `shared_file`
+            does.
     """
     path = shared_file(path)
     described, states = _read(path)
@@ -80,7 +81,7 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, About]]:
 
 
 def _read(path: Path) -> tuple[About, dict[str, State]]:
-    """The descriptions of the banks in a file, and the tensors of each bank, by its number."""
+    """Return the descriptions of the banks in a file, and the tensors of each bank, by its number."""
     expected = f"Expected `probes` to be a {PROBES} of `train.py probe`"
     if not path.is_file():
         raise UserError(f"{expected}, but there is no such file: {path}.")
@@ -98,7 +99,7 @@ def _read(path: Path) -> tuple[About, dict[str, State]]:
 
 
 def _bank(entry: About, state: State) -> Bank:
-    """A bank as it was saved."""
+    """Rebuild a bank as it was saved."""
     kind = KINDS[entry["kind"]]
     variants = [Variant(*values) for values in entry["arms"]]
     places = [ModelLayer(*values) for values in entry["places"]]

@@ -17,7 +17,7 @@ from aligners.errors import UserError
 from aligners.probing.probe_bank import Numbers, Words, numbers_within
 
 Names = tuple[str, ...]
-Span = tuple[int, int]  # its first word, and the word after its last
+Span = tuple[int, int]  # number of its first word, and of the word after its last
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Labels:
 
     @classmethod
     def of(cls, task: str, sentences: Sequence[Sentence]) -> Self:
-        """The labels of a task.
+        """Collect the labels of a task.
 
         Raises:
-            ValueError: no sentence has a target of it, only some targets have a second span, or all have the same
-                labels.
+            ValueError: no sentence has a target of the task, only some targets have a second span, or all targets have
+                the same labels.
         """
         names = Counter[str]()
         sets = Counter[Names]()
@@ -58,7 +58,7 @@ class Labels:
         if not sets:
             known = ", ".join(tasks_of(sentences)) or "none"
             raise UserError(
-                f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}."
+                f"Expected `tasks` that the fitting sentences have, but got {task!r}; they have: {known}."
             )
         if len(spans) > 1:
             raise UserError(
@@ -82,12 +82,12 @@ class Labels:
         return {"labels": len(self.names), "spans": self.spans, "several": self.several}
 
     def multi_hot(self, labels: Sequence[str]) -> Tensor:
-        """(K,) bool: which labels are given. Unknown ones are left out."""
+        """Return which labels are given, (K,) bool. Unknown ones are left out."""
         given = [name in labels for name in self.names]
         return torch.tensor(given)
 
     def drawn(self, words: str, seed: int) -> Names:
-        """The labels that a control task gives to these words, wherever they stand.
+        """Return the labels that a control task gives to these words, wherever they occur.
 
         They depend on the words and the seed alone, and are as frequent as in the task: a probe can only memorise them.
 
@@ -104,7 +104,7 @@ class Labels:
 
 
 def _by_frequency(counts: Counter[Any]) -> list[tuple[Any, int]]:
-    """Most frequent first; in the order of the names where counts are equal."""
+    """Sort by frequency, highest first; by name where counts are equal."""
     by_name = sorted(counts.items())
     return sorted(by_name, key=lambda entry: -entry[1])
 
@@ -114,7 +114,8 @@ class Targets:
     """T targets of a task, in the order of the sentences.
 
     Attributes:
-        spans: (T, S, 2) first word of each span and the word after its last, within the sentence; of a `part`, rows.
+        spans: (T, S, 2) first word of each span and the word after its last, within the sentence; in a `part`, the
+            rows.
         labels: (2, T, K) bool, labels of the task and of its control task.
         sentence: (T,) number of the sentence among those of `Words`, on the CPU.
         unknown: (T,) number of labels that do not occur in fitting, which no probe can give, on the CPU.
@@ -129,12 +130,12 @@ class Targets:
 
     @cached_property
     def first(self) -> Tensor:
-        """(B + 1,) number of each sentence's first target; the last entry is T."""
+        """Number of each sentence's first target, (B + 1,); the last entry is T."""
         numbers = torch.arange(self.count + 1)
         return torch.searchsorted(self.sentence, numbers)
 
     def __len__(self) -> int:
-        """T."""
+        """T, the number of targets."""
         return len(self.sentence)
 
     @property
@@ -151,7 +152,7 @@ class Targets:
         return self._at(chosen.nonzero()[:, 0])
 
     def part(self, words: Words, sentences: Numbers) -> Self:
-        """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
+        """Return the targets of some sentences, whose rows are counted from 0, on the device of the states."""
         index = numbers_within(self.first, sentences)
         some = self._at(index)
         counts = self.first.diff()[list(sentences)]
@@ -172,7 +173,7 @@ class Targets:
 
 
 def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
-    """The names of the tasks that sentences have targets of, in order."""
+    """Return the names of the tasks that sentences have targets of, in order."""
     names = dict[str, None]()
     for sentence in sentences:
         for target in sentence.targets:
@@ -181,11 +182,11 @@ def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
 
 
 def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
-    """The targets of a task.
+    """Return the targets of a task.
 
     Args:
         labels: labels of the fitting sentences.
-        words: the sentences and their rows, fitting ones or others.
+        words: the sentences and their rows, for fitting or otherwise.
         seed: seed of the control task.
 
     Raises:
@@ -214,7 +215,7 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
 
 
 def _words_in(spans: Sequence[Span], words: Sequence[str]) -> str:
-    """The words of some spans, as one string."""
+    """Return the words of some spans, as one string."""
     parts = [" ".join(words[first:end]) for first, end in spans]
     return "\t".join(parts)
 
@@ -224,7 +225,7 @@ def _integers(values: Sequence[Any]) -> Tensor:
 
 
 def _multi_hot(labels: Labels, sets: Sequence[Names]) -> Tensor:
-    """(T, K) bool: the labels of each of T sets, of which few differ."""
+    """Return the labels of each of T sets, most of which are equal: (T, K) bool."""
     hot = torch.zeros(len(sets), len(labels.names), dtype=torch.bool)
     known = {names: labels.multi_hot(names) for names in set(sets)}
     for number, names in enumerate(sets):
@@ -233,14 +234,14 @@ def _multi_hot(labels: Labels, sets: Sequence[Names]) -> Tensor:
 
 
 def _spans_of(target: Target) -> list[Span]:
-    """The one or two spans of a target."""
+    """Return the one or two spans of a target."""
     if target.span2:
         return [target.span1, target.span2]
     return [target.span1]
 
 
 def _checked_spans(target: Target, labels: Labels, words: int) -> list[Span]:
-    """The spans of a target; raise unless there are `labels.spans`, within a sentence of so many words."""
+    """Return the spans of a target; raise unless there are `labels.spans`, within a sentence of so many words."""
     spans = _spans_of(target)
     if len(spans) != labels.spans:
         raise UserError(
@@ -256,7 +257,7 @@ def _checked_spans(target: Target, labels: Labels, words: int) -> list[Span]:
 
 
 def _of_task(task: str, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Target]]:
-    """The targets of a task, each with the number of its sentence."""
+    """Return the targets of a task, each with the number of its sentence."""
     for number, sentence in enumerate(sentences):
         for target in sentence.targets:
             if target.task == task:

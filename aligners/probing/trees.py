@@ -16,8 +16,10 @@ from aligners.errors import UserError
 from aligners.probing.probe_bank import Bank, Examples, Words, answers
 from aligners.probing.probing_tasks import Row, pooled_ratio
 
-LEAST = 2  # words of a tree: one word has no distances
-DRAWN_LENGTHS = range(7, 14)  # words of a drawn sentence: no trifle, and it fits a page
+LEAST = 2  # fewest words of a tree: one word has no distances
+DRAWN_LENGTHS = range(
+    7, 14
+)  # words of a drawn sentence: enough to be of interest, and few enough for a page
 LENGTHS = range(5, 51)  # words of sentences over which correlations are averaged
 PUNCTUATION = "PUNCT"  # universal part of speech
 
@@ -32,10 +34,10 @@ class TreesPart(NamedTuple):
 
     Attributes:
         rows: (b, T) the row of each word; 0 where there is none.
-        real: (b, T) where there is a word.
+        real: (b, T) True where there is a word.
         depths: (b, T).
         distances: (b, T, T).
-        sentences: their numbers.
+        sentences: numbers of the sentences.
     """
 
     rows: Tensor
@@ -59,7 +61,7 @@ class Trees:
 
     @classmethod
     def of(cls, words: Words) -> Self:
-        """The trees of all sentences that have one, of two words or more.
+        """Build the trees of all sentences that have one, of two words or more.
 
         Raises:
             ValueError: no sentence has a tree, or heads make no tree.
@@ -86,7 +88,7 @@ class Trees:
         return list(self.depths)
 
     def part(self, words: Words, sentences: Sequence[int]) -> TreesPart:
-        """The trees of some sentences, whose rows are counted from 0, on the device of the states."""
+        """Return the trees of some sentences, whose rows are counted from 0, on the device of the states."""
         chosen = list(sentences)
         lengths = words.first.diff()[chosen]
         longest = int(lengths.max())
@@ -112,10 +114,10 @@ class Trees:
 
 
 def tree_distances(heads: Sequence[int]) -> Tensor:
-    """Number of edges between two words, (n, n) float32.
+    """Return the number of edges between every two words, (n, n) float32.
 
     Args:
-        heads: for each word the number of its head, counted from 1; 0 for the root. They make a tree.
+        heads: for each word the number of its head, counted from 1; 0 for the root. They must make a tree.
     """
     words = len(heads)
     edges = np.zeros((words, words))
@@ -126,7 +128,7 @@ def tree_distances(heads: Sequence[int]) -> Tensor:
 
 
 def tree_edges(heads: Sequence[int]) -> set[Edge]:
-    """The edges of a tree, without the root's own."""
+    """Return the edges of a tree, without the root's own."""
     edges = set()
     for word, head in enumerate(heads):
         if head:
@@ -146,7 +148,7 @@ class TreeScores(NamedTuple):
         spearman: (A, B) rank correlation of predicted and true values; NaN where one of them is constant.
         hits: (A, B) edges of the predicted tree that are right, or 1 if its root is.
         totals: (B,) edges of the tree that count, or 1.
-        lengths: (B,) words.
+        lengths: (B,) numbers of words.
     """
 
     probe: str
@@ -157,12 +159,12 @@ class TreeScores(NamedTuple):
 
     @property
     def sentences(self) -> int:
-        """B."""
+        """B, the number of sentences."""
         return len(self.lengths)
 
     @property
     def about(self) -> Row:
-        """The probe, and numbers of sentences and targets, for the report."""
+        """What the report says: the measures, and the numbers of sentences and targets."""
         return {
             "probe": self.probe,
             "n_sentences": self.sentences,
@@ -170,7 +172,7 @@ class TreeScores(NamedTuple):
         }
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
+        """Return each measure, (A, R), where each sentence counts as often as `weights` (R, B) say."""
         spearman = by_length(self.spearman, self.lengths, weights)
         hits = pooled_ratio(self.hits, self.totals, weights)
         if self.probe == "distance":
@@ -179,7 +181,7 @@ class TreeScores(NamedTuple):
 
 
 def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
-    """Spearman's correlation along the last axis, NaN where one side is constant.
+    """Return Spearman's correlation along the last axis, NaN where one side is constant.
 
     Args:
         predicted: (..., n).
@@ -202,8 +204,8 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
     """Average over sentences of equal length, then over lengths of 5 to 50 words (Hewitt and Manning 2019, §4.1).
 
     Args:
-        values: (A, B) of each sentence; NaN is no value.
-        lengths: (B,) its words.
+        values: (A, B) value of each sentence; NaN if it has none.
+        lengths: (B,) number of its words.
         weights: (R, B) how often each sentence counts; default: once.
 
     Returns:
@@ -227,15 +229,15 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
 
 
 def spanning_edges(predicted: Numbers, kept: Marks) -> set[Edge]:
-    """The edges of the minimum spanning tree of the distances between the words that are kept.
+    """Return the edges of the minimum spanning tree of the distances between the words that are kept.
 
     Args:
-        predicted: (n, n), of which the upper triangle counts; rounding may have left zeros a little below zero.
+        predicted: (n, n) distances, of which the upper triangle is used; rounding may make zeros slightly negative.
         kept: (n,).
     """
     words = kept.nonzero()[0]
     distances = predicted[np.ix_(words, words)]
-    positive = distances - distances.min() + 1  # zero would be no edge at all
+    positive = distances - distances.min() + 1  # zero would mean that there is no edge
     upper = np.triu(positive, 1)
     spanning = minimum_spanning_tree(upper).tocoo()
     ends = words[spanning.row].tolist(), words[spanning.col].tolist()
@@ -243,7 +245,7 @@ def spanning_edges(predicted: Numbers, kept: Marks) -> set[Edge]:
 
 
 def punctuation(sentence: Sentence) -> Marks:
-    """(n,) which words are punctuation, as far as parts of speech say so."""
+    """Return which words are punctuation, (n,), as far as parts of speech tell."""
     words = len(sentence.words)
     marks = np.zeros(words, dtype=bool)
     for target in sentence.targets:
@@ -253,14 +255,14 @@ def punctuation(sentence: Sentence) -> Marks:
 
 
 def counted_edges(sentence: Sentence) -> set[Edge]:
-    """The edges of a sentence's tree that UUAS counts: those between words other than punctuation."""
+    """Return the edges of a sentence's tree that UUAS counts: those between words other than punctuation."""
     marks = punctuation(sentence)
     edges = tree_edges(sentence.heads)
     return {(a, b) for a, b in edges if not (marks[a] or marks[b])}
 
 
 def predictions(bank: Bank, examples: Examples) -> Predicted:
-    """What structural probes predict of each tree.
+    """Yield the predictions of structural probes for each tree.
 
     Yields:
         The number of the sentence, and (A, n, n) distances or (A, n) depths.
@@ -279,10 +281,10 @@ def predictions(bank: Bank, examples: Examples) -> Predicted:
 def tree_scores(
     probe: str, predicted: Predicted, sentences: Sequence[Sentence], trees: Trees
 ) -> TreeScores:
-    """Rank correlations, and the edges of the spanning tree or the word of least depth.
+    """Compute rank correlations, and compare the edges of the spanning tree, or the word of least depth.
 
-    The correlation of distances is taken from each word, and averaged over the words. Punctuation is a word like any
-    other there; its edges do not count, as in the paper, and it is never taken for the root.
+    The correlation of the distances from a word is averaged over all words, punctuation included. Edges of punctuation
+    do not count, as in the paper, and punctuation is never taken for the root.
 
     Args:
         probe: distance or depth.
@@ -314,7 +316,7 @@ def tree_scores(
 
 
 def _distance_correlations(predicted: Numbers, true: Numbers) -> Numbers:
-    """Rank correlation of the distances from each word, mean over words: (A, n, n), (n, n) -> (A,)."""
+    """Return the rank correlation of the distances from each word, mean over words: (A, n, n), (n, n) -> (A,)."""
     correlations = rank_correlations(predicted, true)
     known = np.isfinite(correlations).sum(-1)
     with np.errstate(invalid="ignore"):  # a constant prediction has no correlation
@@ -322,7 +324,7 @@ def _distance_correlations(predicted: Numbers, true: Numbers) -> Numbers:
 
 
 def _edge_hits(predicted: Numbers, sentence: Sentence) -> tuple[list[int], int]:
-    """How many edges of the tree each of A predictions finds, and how many there are."""
+    """Return how many edges of the tree each of A predictions finds, and how many there are."""
     edges = counted_edges(sentence)
     if not edges:
         return [0] * len(predicted), 0
@@ -335,7 +337,7 @@ def _edge_hits(predicted: Numbers, sentence: Sentence) -> tuple[list[int], int]:
 
 
 def _root_hits(predicted: Numbers, sentence: Sentence) -> list[int]:
-    """Whether each of A predictions finds the root."""
+    """Return whether each of A predictions finds the root."""
     kept = ~punctuation(sentence)
     if kept.any():
         predicted = np.where(kept, predicted, np.inf)
@@ -344,7 +346,7 @@ def _root_hits(predicted: Numbers, sentence: Sentence) -> list[int]:
 
 
 def chain(trees: Trees, probe: str) -> Predicted:
-    """Predictions of a baseline that knows the order of the words alone: each word hangs on the one before it."""
+    """Yield predictions of a baseline that only knows the words' order: each word depends on the one before it."""
     for number, depths in trees.depths.items():
         place = np.arange(len(depths), dtype=float)
         if probe == "depth":
@@ -355,16 +357,16 @@ def chain(trees: Trees, probe: str) -> Predicted:
 
 
 def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[Row]:
-    """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
+    """Yield the first sentences of suitable length, with the edges of their trees and those that a probe finds.
 
     Args:
         bank: a bank of one distance probe.
         words: held-out words.
-        count: how many sentences.
+        count: number of sentences.
         model: name of the model.
 
     Yields:
-        Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
+        Rows with the words, and edges as `0-1 1-3`; `counted` holds the edges of the tree that UUAS counts.
     """
     trees = Trees.of(words)
     chosen = []

@@ -1,4 +1,4 @@
-"""What every experiment with probes checks of its annotated sentences, and the tasks that it makes of them."""
+"""The checks that every experiment with probes makes of its annotated sentences, and the tasks made from them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -37,24 +37,25 @@ def check_annotated(
     tasks: Sequence[str] | None,
     processes: int = 1,
 ) -> dict[Split, list[Sentence]]:
-    """Raise unless one process reads annotated sentences whose splits have targets or trees for every task.
+    """Raise unless one process reads annotated sentences, and every split has targets or trees for every task.
 
-    No model is needed for that.
+    This needs no model.
 
     Args:
         data: the data module.
-        tasks: what is probed; none: the `usual_tasks`.
+        tasks: tasks to probe; if empty, the `usual_tasks`.
         processes: number of processes of the run.
 
     Returns:
         The sentences of every split, in the order of its text numbers.
 
     Raises:
-        ValueError: says what is not so, naming task and split; rows are not of words; or as `Labels.of`.
+        ValueError: a condition is not met (the message names the task and the split), rows are not of words, or as
+            `Labels.of` does.
     """
     if processes > 1:
         raise UserError(
-            f"Probes are trained by one process, but `trainer.devices` makes {processes}. Set it to 1."
+            f"Probes are trained by one process, but `trainer.devices` starts {processes}. Set it to 1."
         )
     if ANNOTATION not in data.texts.fit.column_names:
         raise UserError(
@@ -63,7 +64,7 @@ def check_annotated(
         )
     if policy_of(data.rows).types != "words":
         raise UserError(
-            f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}."
+            f"Expected `data.rows` to be words or words_mean, for example, but got {data.rows!r}."
         )
 
     sentences = dict[Split, list[Sentence]]()
@@ -83,21 +84,21 @@ def _check_split(split: Split, texts: Sequence[Sentence], tasks: Sequence[str]) 
             Labels.of(task, texts)
         elif task not in known:
             raise UserError(
-                f"Expected {SPLITS[split]} sentences to have what {task!r} of `tasks` asks for, but none of "
-                f"{len(texts):,} has; they have: {', '.join(known) or 'nothing'}. Leave it out, or give "
+                f"Expected {SPLITS[split]} sentences with annotations for {task!r} of `tasks`, but none of "
+                f"{len(texts):,} has any; they have: {', '.join(known) or 'nothing'}. Leave it out, or give "
                 f"others{ADVICE.get(split, '')}."
             )
 
 
 def usual_tasks(sentences: Sequence[Sentence]) -> list[str]:
-    """What is probed by default: those of `USUAL` that the sentences have, or else all that they have."""
+    """Return the tasks to probe by default: those of `USUAL` that the sentences have, or else all that they have."""
     known = _known_tasks(sentences)
     usual = [task for task in USUAL if task in known]
     return usual or known or list(USUAL)
 
 
 def _known_tasks(sentences: Sequence[Sentence]) -> list[str]:
-    """The tasks that sentences have targets or trees for."""
+    """Return the tasks that sentences have targets or trees for."""
     tasks = tasks_of(sentences)
     words = [len(sentence.heads) for sentence in sentences]
     if max(words, default=0) >= LEAST:
@@ -108,12 +109,12 @@ def _known_tasks(sentences: Sequence[Sentence]) -> list[str]:
 def check_room(
     sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device
 ) -> None:
-    """Raise if the states of all words, and the copy that joining them takes, may not fit in memory.
+    """Raise if the states of all words, with the copy made when they are joined, may not fit in memory.
 
     Args:
         sentences: the sentences of each split that is kept.
-        numbers: how many numbers are kept of each word: widths of all models, times their layers.
-        device: where they are kept.
+        numbers: how many numbers are kept for each word: the sum over models of width times layers.
+        device: device where they are kept.
 
     Raises:
         ValueError: they take more than half of what is free.
@@ -138,6 +139,6 @@ def make_task(
     sizes: dict[str, int],
     seed: int,
 ) -> EdgeTask | TreeTask:
-    """The task of this name: see `Task`."""
+    """Make the task of this name; see `Task`."""
     kind = TreeTask if name in STRUCTURAL else EdgeTask
     return kind(name, words, watched, variants, seed, sizes)

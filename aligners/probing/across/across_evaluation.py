@@ -34,15 +34,18 @@ from aligners.probing.probing_tasks import Measures, ProbeTraining, Row, Task, e
 from aligners.probing.word_states import check_annotated, check_room, make_task
 from aligners.progress import hidden, track
 
-NATIVE_X, NATIVE_Y = "native_x", "native_y"  # scores on the models' own states
-MEAN = "mean"  # the floor: what a probe answers where all states are equal
-BASELINE = "baseline"  # needs no states: the most frequent labels, or a chain of words
-AT_ONCE = 8192  # rows that are mapped together
+NATIVE_X, NATIVE_Y = (
+    "native_x",
+    "native_y",
+)  # scores of the probes on the models' own states
+MEAN = "mean"  # the floor: what a probe answers if all states are equal
+BASELINE = "baseline"  # a baseline without states: the most frequent labels, or a chain of words
+AT_ONCE = 8192  # number of rows that are mapped together
 Pairs = Sequence[tuple[int, int]]  # site pairs (i, j)
 
 
 class PairedWords(NamedTuple):
-    """The same words as two models have them.
+    """The same words, with the states of two models.
 
     Attributes:
         x: the words with X's states, at each of its sites once.
@@ -55,7 +58,7 @@ class PairedWords(NamedTuple):
     pairs: Pairs
 
     def mapped(self, method: Method) -> list[Words]:
-        """What a map makes of X's words: for each site pair Y's words with the mapped states."""
+        """Apply a map to X's words: for each site pair, return Y's words with the mapped states."""
         numbers = self.x.numbers([i for i, _ in self.pairs])
         x = self.x.states[numbers]
         parts = []
@@ -98,7 +101,7 @@ class PairsBeingRead:
             self._words[side].add(numbers, batch.rows.counts, own)
 
     def whole(self) -> PairedWords:
-        """All of them, in the order of the texts.
+        """Return all collected words, in the order of the texts.
 
         Raises:
             ValueError: no sentence is read whole.
@@ -110,7 +113,7 @@ class PairsBeingRead:
 def compared(
     x: Task, y: Task, held: PairedWords, methods: Sequence[Method], seed: int
 ) -> Iterator[Row]:
-    """Rows of one task: for each measure and site pair the scores of Y's own states, X's own, all maps, and a baseline.
+    """Score one task: for each measure and site pair, Y's own states, X's own, all maps, and a baseline, as rows.
 
     Args:
         x: the task with trained probes of X.
@@ -140,7 +143,7 @@ def compared(
 
 
 class Line(NamedTuple):
-    """What one method, ceiling or floor scores at a site pair.
+    """The scores of one method, ceiling or floor at a site pair.
 
     Attributes:
         role: method, ceiling or floor.
@@ -154,7 +157,7 @@ class Line(NamedTuple):
 
 
 def _rows(task: str, place: Row, lines: Mapping[str, Line]) -> Iterator[Row]:
-    """Rows of each measure at a site pair, from the lines of all methods."""
+    """Make the rows of each measure at a site pair, from the lines of all methods."""
     for measure in lines[NATIVE_Y].measures:
         (own,) = lines[NATIVE_Y].measures[measure]
         (floor,) = lines[MEAN].measures[measure]
@@ -176,13 +179,13 @@ def _rows(task: str, place: Row, lines: Mapping[str, Line]) -> Iterator[Row]:
 
 
 def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
-    """A score, its distance from Y's own, and the share that it keeps of Y's own gain over the floor.
+    """Return a score, its distance from Y's own, and the share that it keeps of Y's own gain over the floor.
 
-    Where equal states have no score, as there is no rank correlation with a constant, the floor is 0. Where Y's own
-    score does not beat the baseline and the floor, no share can be given.
+    The floor is 0 where equal states have no score, as a rank correlation with a constant is undefined. The share is
+    missing where Y's own score does not beat the baseline and the floor.
 
     Args:
-        score: (1 + R,) the score on the sentences as they are, and in each resample; likewise the others.
+        score: (1 + R,) the score on the sentences as they are, and in each resample. All scores below have this shape.
         own: Y's own score.
         floor: the score of the mean.
         beaten: whether Y's own score beats the baseline and the floor.
@@ -195,14 +198,14 @@ def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
 
 
 class ProbesAcrossMaps(Evaluation):
-    """Reads the held-out words of X and Y when it is tested; `train_probes` then trains probes on the words of both.
+    """Reads the held-out words of X and Y in its test loop; `train_probes` then trains probes on the words of both.
 
     Y's probes read g(X), for every map and site pair.
 
-    Where maps of tokens are measured and Y has a head, their causal twin follows: for each task a narrow probe is
-    trained on Y, which reads only a few dimensions. These dimensions of Y's states are swapped for those of g(X), or of
-    the mean, which erases what was there. Y's answers are measured beside those after a swap of random dimensions, of
-    as many principal ones, and of the whole state.
+    If maps of tokens are measured and Y has a head, the causal twin follows. For each task, a narrow probe, which reads
+    only a few dimensions, is trained on Y. These dimensions of Y's states are then replaced by those of g(X), or of the
+    mean, which erases their content. Y's answers are compared with those after a swap of random dimensions, of as many
+    principal ones, and of the whole state.
 
     Sentences that a map was fitted on are never among the held-out ones.
 
@@ -212,14 +215,14 @@ class ProbesAcrossMaps(Evaluation):
 
     Args:
         stored: checkpoints, all of the same models and site pairs.
-        closed_form: names of closed forms to fit on the first checkpoint's moments, where it does not hold them.
-        tasks: what is probed: see `train.py probe`.
-        dimensions: how many dimensions a narrow probe reads, for each span; 0: no twin.
-        draws: how many draws of random dimensions to average over.
+        closed_form: names of closed forms to fit on the first checkpoint's moments, where no checkpoint holds them.
+        tasks: tasks to probe; see `train.py probe`.
+        dimensions: number of dimensions that a narrow probe reads for each span; 0: no twin.
+        draws: number of draws of random dimensions to average over.
         projection: width to which edge probes project states.
-        hidden: width of their hidden layer.
+        hidden: width of edge probes' hidden layer.
         training: how probes are trained.
-        masked_share: share of the tokens that a masked language model has to find.
+        masked_share: share of the tokens that a masked language model must predict.
         seed: seed of the probes, the random dimensions and the resampling of sentences.
 
     Raises:
@@ -246,7 +249,7 @@ class ProbesAcrossMaps(Evaluation):
         check_known(CLOSED_FORMS, closed_form=closed_form)
         check_range(least=1, tasks=len(tasks), draws=draws, **self.sizes)
         check_range(least=0, dimensions=dimensions)
-        first_moments(stored)  # which the mean needs
+        first_moments(stored)  # the mean is computed from them
         self.stored = list(stored)
         self.closed_form = list(closed_form)
         self.tasks = list(dict.fromkeys(tasks))
@@ -259,7 +262,7 @@ class ProbesAcrossMaps(Evaluation):
     # ------------------------------------------------------------------ before
 
     def prepare_panels(self) -> None:
-        """Check everything, and collect the maps."""
+        """Check the options, and collect the maps."""
         check_precision(self.trainer)
         self._check_words()
         described = self.stream.describe()
@@ -299,7 +302,7 @@ class ProbesAcrossMaps(Evaluation):
         check_room(self.sentences.values(), numbers, device)
 
     def _floors(self) -> list[Method]:
-        """Floors that are maps, by the moments of the first checkpoint that has some."""
+        """Return the floors that are maps, made from the moments of the first checkpoint that has some."""
         kind, moments = first_moments(self.stored)
         floors = []
         for floor in build_floors(self.route, moments, self.seed):
@@ -310,7 +313,7 @@ class ProbesAcrossMaps(Evaluation):
         return floors
 
     def _plan(self) -> Plan:
-        """What is read besides states: what Y is asked, if there is a twin; `not_swapped` says why there is none."""
+        """Plan what is read besides states: Y's task, if there is a twin; otherwise `not_swapped` says why."""
         self.asked = None
         self.not_swapped: str | None = None
         if not self.dimensions:
@@ -346,13 +349,13 @@ class ProbesAcrossMaps(Evaluation):
         self.reading.add(batch)
 
     def on_test_epoch_end(self) -> None:
-        """Look at the last batch."""
+        """Check the states of the last batch."""
         self.stream.reader.check.flush()
 
     # ------------------------------------------------------------------ after
 
     def train_probes(self) -> None:
-        """Train probes on the fitting words of both models, measure those of Y on mapped words, and swap."""
+        """Train probes on the fitting words of both models, apply those of Y to mapped words, and swap dimensions."""
         fitting = self._read("fit")
         watched = self._read("validation")
         self.held = self.reading.whole()
@@ -372,7 +375,7 @@ class ProbesAcrossMaps(Evaluation):
         self.meta |= self._counted()
 
     def _compared(self) -> list[Row]:
-        """Rows of all tasks: see `compared`."""
+        """Return the rows of all tasks; see `compared`."""
         route = self.route
         names = {"model_x": route.source.name, "model_y": route.target.name}
         rows = []
@@ -382,7 +385,7 @@ class ProbesAcrossMaps(Evaluation):
         return rows
 
     def _counted(self) -> Row:
-        """Probes that were still learning at the limit, and held-out sentences."""
+        """Count the probes that were still learning at the limit, and the held-out sentences."""
         banks = [task.banks[0] for task in self.trained]
         held = self.held.y
         return {
@@ -395,7 +398,7 @@ class ProbesAcrossMaps(Evaluation):
         return PairsBeingRead(self.sentences[split], sites)
 
     def _read(self, split: Split) -> PairedWords:
-        """The words of a split."""
+        """Read the words of a split."""
         words = self._words_of(split)
         for batch in self.stream.paired(split):
             words.add(batch)
@@ -404,7 +407,7 @@ class ProbesAcrossMaps(Evaluation):
     def _trained(
         self, name: str, words: Words, watched: Words, dimensions: int | None = None
     ) -> Task:
-        """Train the probes of a task at all places of words, or narrow ones."""
+        """Train the probes of a task at all places of words; they may be narrow ones."""
         rank = None
         sizes = dict(self.sizes)
         if name in STRUCTURAL:
@@ -420,7 +423,7 @@ class ProbesAcrossMaps(Evaluation):
     def _twin(
         self, asked: ScoredTask, words: Words, watched: Words
     ) -> tuple[Twin, list[Task]]:
-        """The swaps: for each task what a narrow probe reads, then other dimensions, then everything; the probes."""
+        """Run the causal twin: for each task swap what a narrow probe reads, then other dimensions, then everything."""
         places = words.numbers([j for _, j in self.route.pairs])
         narrow = []
         read = {}
@@ -448,7 +451,7 @@ class ProbesAcrossMaps(Evaluation):
             twin.update(task, natives[target])
 
     def _swapped_rows(self, twin: Twin, narrow: Sequence[Task]) -> list[Row]:
-        """Rows of the twin, with what the narrow probes score."""
+        """Make the rows of the twin, with the scores of the narrow probes."""
         scores = dict[tuple[str, int], float]()
         for task in narrow:
             for place in task.words.places:

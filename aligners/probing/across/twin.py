@@ -1,4 +1,4 @@
-"""The causal twin of a probe: what Y answers when the subspace that the probe reads is swapped through a map."""
+"""The causal twin of a probe: Y's answers when the subspace that the probe reads is swapped through a map."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -47,12 +47,12 @@ class SwappedPart(NamedTuple):
 def parts_of(
     read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int
 ) -> list[SwappedPart]:
-    """The parts to swap: subspaces that probes read, equally many random and principal dimensions, and everything.
+    """Return the parts to swap: subspaces that probes read, as many random and principal dimensions, everything.
 
     Args:
-        read: name of a task -> subspaces (S, d, k).
+        read: name of a task -> subspaces (S, d, k) that its probe reads.
         states: (S, N, d) states of Y at its sites.
-        draws: how many draws of random dimensions.
+        draws: number of draws of random dimensions.
         seed: seed of the first draw.
     """
     parts = []
@@ -75,7 +75,7 @@ class Twin(nn.Module):
 
     Args:
         behaviour: how Y's answers are measured, on the route from X.
-        maps: what takes the place of Y's states: maps of tokens, and the mean, which erases what was there.
+        maps: maps whose output takes the place of Y's states: maps of tokens, and the mean, which erases.
         parts: the parts of the state to swap.
         texts: number of held-out texts.
         seed: seed of the resampling of texts.
@@ -103,7 +103,7 @@ class Twin(nn.Module):
         """Swap every part through every map at every site, on one batch.
 
         Args:
-            task: what is asked; X and Y are read on its inputs.
+            task: targets of the task; X and Y are read on its inputs.
             own: Y's own answers.
         """
         text = task.texts.text
@@ -128,7 +128,7 @@ class Twin(nn.Module):
         part: SwappedPart,
         own: UnitAnswers,
     ) -> Scores:
-        """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
+        """Measure Y, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
         draws = []
         for subspaces in part.subspaces:
             states = swapped(y, mapped, subspaces)
@@ -137,7 +137,7 @@ class Twin(nn.Module):
         return {name: values.mean(0) for name, values in stacked.items()}
 
     def rows(self) -> Iterator[Row]:
-        """One row for each map, part and site pair."""
+        """Return one row for each map, part and site pair."""
         route, asked = self.behaviour.route, self.behaviour.asked
         own = self.native.compute()
         native = {name: values[0, 0] for name, values in own.items()}
@@ -161,7 +161,7 @@ class Twin(nn.Module):
                 yield row
 
     def _dimensions(self, part: SwappedPart) -> int:
-        """How many dimensions of the state a part has."""
+        """Return the number of dimensions of a part."""
         subspaces = part.subspaces[0]
         if subspaces is None:
             return self.behaviour.route.target.width
@@ -169,7 +169,7 @@ class Twin(nn.Module):
 
 
 def _stacked(results: Sequence[Scores]) -> Scores:
-    """Each quantity of several results, along a new first axis."""
+    """Stack each quantity of several results along a new first axis."""
     stacked = {}
     for name in BEHAVIOUR:
         values = [result[name] for result in results]
@@ -178,7 +178,7 @@ def _stacked(results: Sequence[Scores]) -> Scores:
 
 
 def read_subspaces(bank: Bank) -> Tensor:
-    """What each probe of a bank reads of its states: the span of its projections, and nothing outside it.
+    """Return what each probe of a bank reads of its states: the span of its projections, and nothing outside it.
 
     Args:
         bank: edge probes with a narrow projection, or structural probes of equal rank.
@@ -198,14 +198,14 @@ def read_subspaces(bank: Bank) -> Tensor:
 
 
 def random_subspaces(like: Tensor, seed: int) -> Tensor:
-    """Subspaces of the same dimension, each drawn uniformly: (A, d, k)."""
+    """Draw subspaces of the same dimension, each uniformly: (A, d, k)."""
     draw = torch.Generator().manual_seed(seed)
     drawn = torch.randn(like.shape, generator=draw, dtype=torch.float64)
     return _orthonormal(drawn).to(like)
 
 
 def principal_subspaces(states: Tensor, k: int) -> Tensor:
-    """Where states vary most: (A, N, d) -> (A, d, k)."""
+    """Return the subspaces in which states vary most: (A, N, d) -> (A, d, k)."""
     exact = states.double()
     centred = exact - exact.mean(1, keepdim=True)
     vectors = torch.linalg.eigh(centred.mT @ centred).eigenvectors
@@ -213,7 +213,7 @@ def principal_subspaces(states: Tensor, k: int) -> Tensor:
 
 
 def swapped(own: Tensor, other: Tensor, subspaces: Tensor | None) -> Tensor:
-    """States with their part in a subspace replaced by that of other states: y + V Vᵀ (g(x) − y).
+    """Replace the part of states in a subspace by that of other states: y + V Vᵀ (g(x) − y).
 
     Args:
         own: (S, N, d) the states y.

@@ -1,1 +1,1 @@
-"""Artefacts: what people own in a model's hidden states, and carrying it to another model."""
+"""Artefacts: what people have built on a model's hidden states, and how to carry it to another model."""

@@ -1,4 +1,4 @@
-"""Artefacts on disk: safetensors and JSON, each in the format that it came in."""
+"""Artefacts on disk: safetensors and JSON, each written in the format in which it was read."""
 
 import json
 import logging
@@ -44,20 +44,22 @@ CARD = "README.md"
 CFG = "cfg.json"  # of SAELens
 WEIGHTS = "sae_weights.safetensors"
 STITCHED = ("stitching.safetensors", "aligners.safetensors")
-CONDITION = "condition"  # number of a linear map: infinite where it has no inverse
+CONDITION = (
+    "condition"  # condition number of a linear map: infinite where it has no inverse
+)
 PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npz", ".npy", ".ckpt")
 HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
 
 
 def read_artefacts(place: Path | str) -> list[Artefact]:
-    """All artefacts of a folder: of the folder itself, or of the folders in it.
+    """Read all artefacts of a folder: the one in the folder itself, or those in its subfolders.
 
     Args:
         place: a folder with artefact.json, with cfg.json of SAELens, or a run of `train.py probe` or `stitch`, whose
-            probes of single layers and whose maps out of its first model are artefacts; or a folder of such folders.
+            single-layer probes and whose maps from its first model are artefacts; or a folder of such folders.
 
     Raises:
-        ValueError: there is no artefact, one is damaged, says nothing of its model, or is a pickle.
+        ValueError: there is no artefact; or one is damaged, does not name its model, or is a pickle.
     """
     folder = Path(place)
     if not folder.is_dir():
@@ -78,7 +80,7 @@ def read_artefacts(place: Path | str) -> list[Artefact]:
     name, times = names.most_common(1)[0]
     if times > 1:
         raise UserError(
-            f"Expected artefacts of different names, each for a folder, but {name!r} is there {times} times."
+            f"Expected artefacts of different names, as each becomes a folder, but {name!r} occurs {times} times."
         )
     for artefact in found:
         for sentence in artefact.doubts:
@@ -90,12 +92,12 @@ def _advice(folder: Path) -> str:
     advice = "`write_artefact` of aligners.api writes one, of coefficients of scikit-learn, too (`Head.of`)."
     pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLED)
     if pickles:
-        return f"{pickles[0]} can run code as it is read, and is not. {advice}"
+        return f"{pickles[0]} can run code when it is read, so it is not read. {advice}"
     return advice
 
 
 def _of_folder(folder: Path) -> list[Artefact]:
-    """The artefacts of one folder, in whichever format they are."""
+    """Read the artefacts of one folder, in any of the formats."""
     if (folder / ABOUT).is_file():
         return [_described(folder)]
     if (folder / CFG).is_file():
@@ -112,7 +114,7 @@ def _of_folder(folder: Path) -> list[Artefact]:
 
 
 def _described(folder: Path) -> Artefact:
-    """The artefact of a folder with artefact.json."""
+    """Read the artefact of a folder with artefact.json."""
     about = _json(folder / ABOUT)
     check_known(KINDS, kind=str(about.get("kind")))
     about.setdefault("name", folder.name)
@@ -130,7 +132,7 @@ def _described(folder: Path) -> Artefact:
 def _dictionary(
     folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()
 ) -> Dictionary:
-    """A dictionary of SAELens, whose cfg.json has its metadata in a dictionary of that name, or beside the rest."""
+    """Read a dictionary of SAELens; its cfg.json has the metadata under `metadata`, or beside the other fields."""
     cfg = _json(folder / CFG)
     told = {**cfg, **(cfg.get("metadata") or {})}
     hook = HOOK.fullmatch(str(told.get("hook_name")))
@@ -138,7 +140,8 @@ def _dictionary(
         if hook is None:
             raise UserError(
                 f"Expected `hook_name` of {folder / CFG} to be blocks.N.hook_resid_pre or blocks.N.hook_resid_post, "
-                f"but got {told.get('hook_name')!r}: only the residual stream between blocks is carried."
+                f"but got {told.get('hook_name')!r}: only dictionaries of the residual stream between blocks can be "
+                "carried."
             )
         about["site"] = int(hook[1]) + (hook[2] == "post")
     usual = {"kind": "dictionary", "model": told.get("model_name"), "rows": "tokens"}
@@ -148,7 +151,7 @@ def _dictionary(
 
 
 def _probes(name: str, bank: Bank, about: Mapping[str, Any]) -> list[Artefact]:
-    """The probes of a bank that read one layer of the model, and are trained on the task itself."""
+    """Return the probes of a bank that read one layer of the model, and are trained on the task itself."""
     found = list[Artefact]()
     for number, variant in enumerate(bank.variants):
         if variant.source != "model" or variant.layer is None or variant.control:
@@ -173,7 +176,7 @@ def _probes(name: str, bank: Bank, about: Mapping[str, Any]) -> list[Artefact]:
 
 
 def _maps(stored: StoredBank) -> list[Artefact]:
-    """The maps from the first model of a run into its second."""
+    """Return the maps from the first model of a run into its second."""
     source, rows = stored.data["models"]["x"], stored.data.get("rows", "tokens")
     found = list[Artefact]()
     for name, bank in stored.maps.get(FORWARD, {}).items():
@@ -203,7 +206,7 @@ def _check_model(about: Mapping[str, Any], path: Path) -> None:
     missing = [name for name in ("model", "site") if about.get(name) is None]
     if missing:
         raise UserError(
-            f"Expected `{missing[0]}` in {path}, but it is not there: say which model the artefact reads, by its name "
+            f"Expected `{missing[0]}` in {path}, but it is missing: say which model the artefact reads, by its name "
             "or folder, and at which site (0: the embeddings, l: the output of block l)."
         )
 
@@ -245,13 +248,13 @@ def write_artefact(
     """Write an artefact into a new folder, whole or not at all, in the format of its kind.
 
     Args:
-        artefact: with the name of its model and its site.
-        folder: new or empty.
+        artefact: an artefact with the name of its model and its site.
+        folder: a folder that is new or empty.
         card: text of README.md.
 
     Raises:
-        ValueError: it does not say which model it is for.
-        OSError: something cannot be written.
+        ValueError: it does not name its model.
+        OSError: a file cannot be written.
     """
     folder = Path(folder)
     _check_model(artefact.about, folder / ABOUT)
@@ -282,7 +285,7 @@ def _write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _cfg(dictionary: Dictionary) -> dict[str, Any]:
-    """cfg.json with the model and the hook as they are now, where it had them."""
+    """Return cfg.json with the present model and hook, where it names them."""
     site = dictionary.site
     hook = "blocks.0.hook_resid_pre"
     if site:

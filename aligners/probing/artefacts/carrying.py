@@ -1,4 +1,4 @@
-"""The experiment of `train.py carry`: maps without labels, carried artefacts, their fate and scores."""
+"""The experiment of `train.py carry`: maps fitted without labels, carried artefacts, their fate and scores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,10 +44,10 @@ TOKENS, WORDS = RowKind("tokens"), RowKind("words")
 Answers = dict[str, Tensor]  # condition -> answers (N, C)
 SPLITS: tuple[Split, Split] = ("fit", "validation")
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1)  # of heads that are trained anew
-OWNER = "its owner"  # whose score on the old model a forecast begins with
+OWNER = "its owner"  # whose score on the old model is the basis of a forecast
 HELD_OUT = "labelled held-out texts"
-DRAWS = 20  # of random directions: one alone is above or below chance
-SHUFFLES = 5  # of shuffled maps
+DRAWS = 20  # number of random directions: one alone is above or below chance
+SHUFFLES = 5  # number of shuffled maps
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Attempt:
 
     Attributes:
         fitted: the map, and its error.
-        fitted_on: the rows that it was fitted on.
+        fitted_on: rows that it was fitted on.
         place: number of the site pair.
     """
 
@@ -67,14 +67,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Judged:
-    """Answers that are scored against labels.
+    """Answers to be scored against labels.
 
     Attributes:
-        condition: what gave them.
-        judge: whose decisions they are scored as.
-        old: the answers (N, C) that decide where scores become decisions.
-        draws: the answers (N, C), one or several draws of them.
-        labels: (N,), -1 for none.
+        condition: what gave the answers.
+        judge: the artefact whose rule turns scores into decisions.
+        old: the answers (N, C) that set the threshold of decisions.
+        draws: the answers (N, C), in one or several draws.
+        labels: (N,) labels, -1 for none.
     """
 
     condition: str
@@ -88,19 +88,19 @@ class Carrying(pl.LightningModule):
     """Carries artefacts from X, the old model, to Y, the new one.
 
     Attributes:
-        carried: the new artefacts, in the order of `rows`.
-        rows: of the report: one for each artefact.
+        carried: new artefacts, in the order of `rows`.
+        rows: rows of the report, one for each artefact.
         report_tables: `scores`, where there are labels; `maps`, every map that was tried.
 
     Args:
-        owned: artefacts that are to be carried.
-        maps: Tried for each artefact, at each site; the one through which its answers on validation texts change least
-            carries it: identity (the artefact as it is), shift (of the means), procrustes, linear, ridge,
-            ridge_identity (ridge towards the identity).
-        least_kept: Say "do not use" where a smaller share of the artefact's score above chance is predicted to be kept,
-            or its interval reaches chance.
-        labelled: Score artefacts whose own labels the texts have: by the names of their `classes`, or by a
-            `label_column` that they name. False: none.
+        owned: artefacts to carry.
+        maps: Maps to try for each artefact at each site; it is carried by the one through which its answers on
+            validation texts change least: identity (the artefact as it is), shift (of the means), procrustes, linear,
+            ridge, ridge_identity (ridge towards the identity).
+        least_kept: Advise "do not use" if an artefact is predicted to keep less than this share of its score above
+            chance, or if the interval of its score reaches chance.
+        labelled: Score artefacts for which the texts have labels: those whose `classes` name the texts' classes, or
+            which name a `label_column`. False: score none.
         seed: of shuffled maps, random directions and the resampling of texts.
 
     Raises:
@@ -159,13 +159,13 @@ class Carrying(pl.LightningModule):
         self.batches: dict[Split, list[PairedBatch]] = {"test": []}
 
     def _truth(self, artefact: Artefact) -> Truth:
-        """The labels that an artefact is scored against, where it reads one row of each text."""
+        """Return the labels that an artefact is scored against, if it reads one row for each text."""
         if self.labelled and policy_of(artefact.rows).types is None:
             return truth_of(artefact, self.stream)
         return Truth()
 
     def kind(self, artefact: Artefact) -> RowKind:
-        """The rows that an artefact reads; of tokens, where the models have different ones, words."""
+        """Return the kind of rows that an artefact reads; words instead of tokens, if the models' tokens differ."""
         kind = RowKind(artefact.rows, bool(artefact.about.get("special_tokens", True)))
         if kind.policy == "tokens" and not self.one_tokenizer:
             return WORDS
@@ -178,7 +178,7 @@ class Carrying(pl.LightningModule):
         self.batches["test"].append(batch)
 
     def carry(self) -> None:
-        """Fit, carry, and measure."""
+        """Fit maps, carry the artefacts, and measure them."""
         for split in SPLITS:
             self.batches[split] = list(self.stream.paired(split))
         self.paired = cache(self._paired)
@@ -190,7 +190,7 @@ class Carrying(pl.LightningModule):
             self.rows.append(row)
 
     def _paired(self, split: Split, kind: RowKind, place: int) -> PairedRows:
-        """The rows of a split at a site pair; of the held-out ones at most `MOST_ROWS`, evenly spaced."""
+        """Return the rows of a split at a site pair; of the held-out ones at most `MOST_ROWS`, evenly spaced."""
         number = self.kinds.index(kind)
         batches = [(batch, *batch.others)[number] for batch in self.batches[split]]
         old = torch.cat([batch.x[place] for batch in batches]).cpu()
@@ -202,7 +202,7 @@ class Carrying(pl.LightningModule):
         return rows.at(torch.linspace(0, len(text) - 1, MOST_ROWS).long())
 
     def _carried(self, artefact: Artefact) -> tuple[Artefact, Row]:
-        """Carry one artefact by the best of all maps and sites; its row of the report."""
+        """Carry one artefact by the best of all maps and sites; return its row of the report."""
         kind = self.kind(artefact)
         places = self._places(artefact)
         best = self._best(artefact, kind, places)
@@ -250,13 +250,13 @@ class Carrying(pl.LightningModule):
         }
 
     def _about(self, artefact: Artefact, kind: RowKind, chosen: Attempt) -> Row:
-        """The artefact, and where it was carried."""
+        """Describe the artefact, and where it was carried."""
         site_x, site_y = self.stream.reader.sites[chosen.place]
         where = {"site_x": site_x, "site_y": site_y, "rows": str(kind)}
         return {**self._named(artefact), **where}
 
     def _places(self, artefact: Artefact) -> list[int]:
-        """Numbers of the site pairs at which an artefact reads the old model."""
+        """Return the numbers of the site pairs at which an artefact reads the old model."""
         sites = self.stream.reader.sites
         places = [
             place for place, (site, _) in enumerate(sites) if site == artefact.site
@@ -271,7 +271,7 @@ class Carrying(pl.LightningModule):
     def _best(
         self, artefact: Artefact, kind: RowKind, places: Sequence[int]
     ) -> Attempt:
-        """The map with the lowest error of all that are tried; the report lists them."""
+        """Return the map with the lowest error of all that are tried, which the report lists."""
         attempts: list[Attempt] = []
         for place in places:
             attempts += self._tried(artefact, kind, place)
@@ -300,7 +300,7 @@ class Carrying(pl.LightningModule):
         place: int,
         places: Sequence[int],
     ) -> Answers:
-        """Answers on held-out rows: of the old model, of the new one as it is, and of the carried artefact."""
+        """Return the answers on held-out rows: on the old model, unchanged on the new one, and carried."""
         held = self.paired("test", kind, place)
         answers = {"native": artefact.answers(held.old)}
         if artefact.width == self.new.width:
@@ -315,7 +315,7 @@ class Carrying(pl.LightningModule):
     def _own_score(
         self, artefact: Artefact, answers: Tensor, held: PairedRows, weights: Tensor
     ) -> tuple[Tensor | None, str | None]:
-        """The AUROC on the old model, with resamples, and whose it is: its owner's, or of labelled held-out texts."""
+        """Return the AUROC on the old model, with resamples, and its source: the owner, or labelled held-out texts."""
         own = own_score(artefact, len(weights), self.seed)
         if own is not None:
             return own, OWNER
@@ -325,12 +325,12 @@ class Carrying(pl.LightningModule):
         own = measured_score(artefact, answers, labels["test"][held.text], weights)
         if own[0].isfinite():
             return own, HELD_OUT
-        return None, None  # texts of one class have no AUROC
+        return None, None  # there is no AUROC if all texts are of one class
 
     def _tried(
         self, artefact: Artefact, kind: RowKind, place: int
     ) -> Iterator[Attempt]:
-        """Maps that are fitted on the rows that it reads, and on tokens where that is one row of a text."""
+        """Fit maps on the rows that the artefact reads, and on tokens too if it reads one row for each text."""
         fitted_on = [kind]
         if policy_of(kind.policy).types is None and self.one_tokenizer:
             fitted_on.append(TOKENS)
@@ -349,7 +349,7 @@ class Carrying(pl.LightningModule):
     def _moved(
         self, artefact: Artefact, best: FittedMap, on: RowKind, place: int
     ) -> Artefact:
-        """The artefact for the new model; pushed forward, too, where something is put into states."""
+        """Return the artefact for the new model; anything that it adds to states is pushed forward."""
         forward = None
         if isinstance(artefact, (Direction, Dictionary)):
             fitting = self.paired("fit", on, place)
@@ -373,7 +373,7 @@ class Carrying(pl.LightningModule):
     def _shuffled(
         self, artefact: Artefact, kind: RowKind, place: int
     ) -> Iterator[Artefact]:
-        """Carried by the best maps between rows of different texts."""
+        """Return the artefact carried by the best maps between rows of different texts."""
         maps = [name for name in self.maps if name not in EQUAL_WIDTHS] or ["ridge"]
         for seed in range(self.seed, self.seed + SHUFFLES):
             draw = torch.Generator().manual_seed(seed)
@@ -393,12 +393,12 @@ class Carrying(pl.LightningModule):
         kind: RowKind,
         place: int,
     ) -> Iterator[Row]:
-        """Scores against labels: of all answers, of a head that is trained anew, and of floors.
+        """Score against labels: all answers, a head that is trained anew, and floors.
 
         Args:
-            artefact: that was carried.
-            answers: on the held-out rows.
-            weights: of these; see `text_weights`.
+            artefact: artefact that was carried.
+            answers: answers on the held-out rows.
+            weights: weights of these rows; see `text_weights`.
             kind: of the rows.
             place: number of the site pair.
         """
@@ -425,7 +425,7 @@ class Carrying(pl.LightningModule):
         kind: RowKind,
         place: int,
     ) -> Iterator[Judged]:
-        """The answers that labels score, of each condition."""
+        """Return the answers that are scored against labels, for each condition."""
         native = answers["native"]
         for condition, given in answers.items():
             yield Judged(condition, artefact, native, [given], labels)
@@ -449,7 +449,7 @@ class Carrying(pl.LightningModule):
         drawn = torch.randn(self.new.width, DRAWS, generator=draw)
         at_random = list((held.new @ drawn).split(1, dim=1))
         floor = Direction({"vector": drawn[:, 0]})
-        read = 1 if classes == 2 else 0  # the class that a direction is scored for
+        read = 1 if classes == 2 else 0  # the class that a direction stands for
         yield Judged(
             "random direction", floor, at_random[0], at_random, (labels == read).long()
         )
@@ -458,7 +458,7 @@ class Carrying(pl.LightningModule):
 def own_sites(
     artefacts: Sequence[Artefact], depths: Sequence[int], component: Any = None
 ) -> list[Link]:
-    """Each artefact's own site of the old model, with the same of the new one, or with all where depths differ."""
+    """Return each artefact's own site, with the same site of the new model, or with all if depths differ."""
     links = []
     for i in sorted({artefact.site for artefact in artefacts}):
         if depths[0] == depths[1]:
@@ -469,7 +469,7 @@ def own_sites(
 
 
 def check_model(artefact: Artefact, model: Any) -> list[str]:
-    """Raise unless an artefact is the model's, as far as is known; returns what is to be said.
+    """Raise unless an artefact reads this model, as far as is known; return any caution.
 
     Raises:
         ValueError: it was made on other weights.
@@ -485,18 +485,18 @@ def check_model(artefact: Artefact, model: Any) -> list[str]:
         model.name
     ).rstrip("/"):
         return [
-            f"{artefact.name} says that it reads {artefact.about['model']}, and was read as one of {model.name}."
+            f"{artefact.name} says that it reads {artefact.about['model']}, but was taken as one of {model.name}."
         ]
     return []
 
 
 def trained_anew(rows: Tensor, labels: Tensor, classes: int) -> Head:
-    """A linear head on new states, by penalised maximum likelihood; the penalty does best on a fifth of the rows.
+    """Train a linear head on new states, by penalised maximum likelihood; a fifth of the rows chooses the penalty.
 
     Args:
-        rows: (N, d) of the new model.
+        rows: (N, d) rows of the new model.
         labels: (N,) class of each, -1 for none.
-        classes: C.
+        classes: C, the number of classes.
     """
     known = labels >= 0
     x, y = rows[known].double(), labels[known]
@@ -516,12 +516,12 @@ def trained_anew(rows: Tensor, labels: Tensor, classes: int) -> Head:
 
 
 def _head_loss(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy; the last row of `weight` (d + 1, C) is the bias."""
+    """Return the cross-entropy; the last row of `weight` (d + 1, C) is the bias."""
     return nn.functional.cross_entropy(x @ weight[:-1] + weight[-1], y)
 
 
 def _fitted_head(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
-    """Weights (d + 1, C) of least penalised loss."""
+    """Return the weights (d + 1, C) of least penalised loss."""
     weight = torch.zeros(
         x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True
     )

@@ -1,4 +1,4 @@
-"""Maps to carry artefacts with: closed forms between two models' states, each chosen by what the artefact says."""
+"""Maps to carry artefacts with: closed forms between two models' states, chosen by the artefact's answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PairedRows:
 
     Attributes:
         old: (N, d_old) states of the old model.
-        new: (N, d_new) of the new one.
+        new: (N, d_new) states of the new model.
         text: (N,) number of the text of each row.
     """
 
@@ -37,18 +37,18 @@ class PairedRows:
     text: Tensor
 
     def at(self, chosen: Tensor) -> "PairedRows":
-        """Some of the rows."""
+        """Return some of the rows."""
         return PairedRows(self.old[chosen], self.new[chosen], self.text[chosen])
 
     @property
     def typical(self) -> "PairedRows":
-        """Those that neither model sets far from all others, as language models do with the first token of a text."""
+        """Return the rows that are not far from all others in either model, as a text's first token often is."""
         far = far_rows(self.old) | far_rows(self.new)
         return self.at(~far)
 
     @cached_property
     def moments(self) -> Moments:
-        """Of the pairs (new, old): what a map to pull back by is fitted on; added up once for all artefacts."""
+        """Moments of the pairs (new, old), to fit maps to pull back by; computed once for all artefacts."""
         return moments_of(self.new[None], self.old[None])
 
 
@@ -58,10 +58,10 @@ class FittedMap(NamedTuple):
     Attributes:
         name: one of `MAPS`.
         back: g, from new states to old ones, a bank of one.
-        error: share of the variance of the artefact's own answers that those through the map miss, on rows that the
-            map was not fitted on.
-        strength: of a ridge.
-        common: whether that is relative to the mean variance of all features, and not to each feature's own.
+        error: share of the variance of the artefact's own answers that its answers through the map miss, on rows that
+            the map was not fitted on.
+        strength: strength of a ridge.
+        common: whether the strength is relative to the mean variance of all features, instead of each feature's own.
     """
 
     name: str
@@ -71,7 +71,7 @@ class FittedMap(NamedTuple):
     common: bool = False
 
     def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
-        """The same map with its strength, fitted on the rows that chose it as well."""
+        """Refit the map with the same strength, on the fitting rows and the rows that chose it."""
         moments = merge_moments(fitting.moments, validation.moments)
         for bank in _banks(self.name, moments):
             if (bank.strength, bank.common) == (self.strength, self.common):
@@ -85,20 +85,20 @@ def fit_maps(
     validation: PairedRows,
     maps: Sequence[str] = MAPS,
 ) -> list[FittedMap]:
-    """Fit maps for an artefact on rows without labels, the best first.
+    """Fit maps for an artefact on rows without labels, and return them with the best first.
 
-    The strength of a ridge is the one with which the artefact says most nearly the same on the validation rows. A ridge
-    towards the identity, argmin ‖YW − X‖² + λ‖W − I‖² on centred rows, leaves the artefact as it is where the rows say
+    The strength of a ridge is the one that changes the artefact's answers on the validation rows least. A ridge towards
+    the identity, argmin ‖YW − X‖² + λ‖W − I‖² on centred rows, leaves the artefact unchanged where the rows determine
     nothing. λ is relative to each feature's own variance or to the mean of all, whichever the artefact chooses.
 
     Args:
-        artefact: to be carried.
+        artefact: artefact to carry.
         fitting: rows that maps are fitted on.
-        validation: other rows, which choose.
-        maps: out of `MAPS`. Those that the widths or the number of rows rule out are left out.
+        validation: other rows, which choose the best map.
+        maps: maps out of `MAPS`. Those that the widths or the number of rows rule out are left out.
 
     Raises:
-        ValueError: a name is unknown, or no map can be fitted; says how many rows it takes.
+        ValueError: a name is unknown, or no map can be fitted; the message says how many rows are needed.
     """
     check_known(MAPS, maps=maps)
     moments = fitting.moments
@@ -135,9 +135,9 @@ def fit_maps(
 
 
 def forward_map(name: str, fitting: PairedRows, validation: PairedRows) -> Aligner:
-    """The map of that name from old states to new ones, which what is put into states is pushed forward by.
+    """Return the map of that name from old states to new ones, which pushes forward what is added to states.
 
-    It is fitted on `typical` rows: otherwise a few huge states are all that its least squares see.
+    It is fitted on `typical` rows: otherwise a few huge states would dominate the least squares.
 
     Args:
         name: one of `MAPS`.
@@ -154,7 +154,7 @@ def forward_map(name: str, fitting: PairedRows, validation: PairedRows) -> Align
 
 
 def rows_needed(name: str, width: int) -> int:
-    """The fewest fitting rows of a map: those that determine it; a few where it shrinks."""
+    """Return the fewest fitting rows of a map: enough to determine it, or a few if it shrinks."""
     if name == "linear":
         return width + 2
     if name == STALE:
@@ -163,13 +163,13 @@ def rows_needed(name: str, width: int) -> int:
 
 
 def answers_missed(truth: Tensor, answers: Tensor) -> float:
-    """‖answers − truth‖² / ‖truth − mean‖², of (N, C)."""
+    """Return ‖answers − truth‖² / ‖truth − mean‖², for answers (N, C)."""
     spread = (truth - truth.mean(0)).double().square().sum().clamp(min=1e-30)
     return float((answers - truth).double().square().sum() / spread)
 
 
 class _Bank(NamedTuple):
-    """A map, and of a ridge its strength and what that is relative to."""
+    """A map and, for a ridge, its strength and what that is relative to."""
 
     aligner: Aligner
     strength: float | None = None
@@ -177,7 +177,7 @@ class _Bank(NamedTuple):
 
 
 def _banks(name: str, moments: Moments) -> list[_Bank]:
-    """Maps of a name from X to Y, one for each strength."""
+    """Yield maps of a name from X to Y, one for each strength."""
     d_x, d_y = moments.xy.shape[1:]
     if name in ("ridge", "ridge_identity"):
         return list(_ridges(moments, towards_identity=name == "ridge_identity"))
@@ -196,7 +196,7 @@ def _banks(name: str, moments: Moments) -> list[_Bank]:
 
 
 def _ridges(moments: Moments, *, towards_identity: bool) -> Iterator[_Bank]:
-    """Ridge regression with every strength, relative to each feature's own variance and to the mean of all."""
+    """Yield ridge regressions of every strength, relative to each feature's own variance and to the mean of all."""
     towards = None
     if towards_identity:
         towards = torch.eye(moments.xx.shape[-1]).to(moments.xx)

@@ -1,4 +1,4 @@
-"""The fate of a carried artefact, said without labels; and its scores, where there are labels."""
+"""The fate of a carried artefact, predicted without labels, and its scores, where there are labels."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +15,23 @@ from aligners.injection.scoring.scores import (
 )
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
 
-COLUMNS = 8  # of many answers, such as a dictionary's features, those that vary most are compared
-MOST_ROWS = 2000  # that statistics are taken of, evenly spaced
-_WORSE = 0.002  # of a score: less is no difference
+COLUMNS = 8  # of many answers, such as a dictionary's features, as many as are compared; those that vary most
+MOST_ROWS = 2000  # number of rows that statistics are computed on, evenly spaced
+_WORSE = 0.002  # smallest difference of scores that counts
 Scores = Callable[[Tensor], Tensor]
 
 
 def scores_of(
     artefact: Artefact, old: Tensor
 ) -> tuple[Scores, Callable[[Tensor], Tensor]]:
-    """How answers (N, C) become scores (N, K), and scores decisions (N, K).
+    """Return functions that turn answers (N, C) into scores (N, K), and scores into decisions (N, K).
 
-    Of a head with two classes the log-odds, with more the margin of each class, decided at 0; of all else
-    the answers that vary most, decided at the median of the old ones, or at 0 for the features of a dictionary.
+    A head of two classes is scored by the log-odds, a head of more by the margin of each class, with 0 as the
+    threshold. Everything else is scored by the answers that vary most; the threshold is the median of the old answers,
+    or 0 for the features of a dictionary.
 
     Args:
-        artefact: whose answers.
+        artefact: the artefact that answers.
         old: its answers on the old model.
     """
     if isinstance(artefact, Head):
@@ -54,21 +55,21 @@ def _above_zero(scores: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Of the second of two classes, (N, 1): one logit is the log-odds itself."""
+    """Return the log-odds of the second of two classes, (N, 1): a single logit is the log-odds itself."""
     if logits.shape[1] == 1:
         return logits
     return logits[:, 1:] - logits[:, :1]
 
 
 def margins(logits: Tensor) -> Tensor:
-    """By how much each logit is above the largest other one, (N, C)."""
+    """Return how far each logit is above the largest other one, (N, C)."""
     first, second = logits.topk(2, -1).values.split(1, -1)
     largest_other = torch.where(logits == first, second, first)
     return logits - largest_other
 
 
 def midranks(values: Tensor, weights: Tensor) -> Tensor:
-    """For each value the weight of all that are smaller, and half of those that are equal: (N,), (R, N) -> (R, N)."""
+    """Return for each value the weight of all smaller ones plus half that of equal ones: (N,), (R, N) -> (R, N)."""
     order = values.argsort()
     _, place = values[order].unique_consecutive(return_inverse=True)
     distinct = int(place[-1]) + 1
@@ -95,7 +96,7 @@ def _centred_ranks(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
-    """The chance that a positive row has the greater score, (R,); NaN of one class. Of several columns the mean."""
+    """Return the chance that a positive row scores higher, (R,), averaged over columns; NaN for a single class."""
     if scores.ndim == 2:
         columns = zip(scores.T, positive.T, strict=True)
         return torch.stack(
@@ -106,7 +107,7 @@ def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
 
 
 def text_weights(text: Tensor, seed: int) -> Tensor:
-    """How often each row counts: once in the first row, then as often as its text is drawn, (1 + R, N)."""
+    """Return how often each row counts: first once, then as often as its text is drawn, (1 + R, N)."""
     _, place = text.unique(return_inverse=True)
     return resampled_counts(int(place.max()) + 1, seed)[:, place]
 
@@ -114,9 +115,9 @@ def text_weights(text: Tensor, seed: int) -> Tensor:
 def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
     """The AUROC of scores that agree with others, whose AUROC is known, up to a rank correlation ρ.
 
-    Binormal: d' = √2 Φ⁻¹(own); r = 2 sin(πρ/6) is the correlation of normal scores; what the new scores add is noise
-    that does not depend on the class given the old score. Its variance is (1/r² − 1) of that of all scores, which at
-    equal classes is 1 + d'²/4 within classes, so d' becomes d'/√(1 + (1 + d'²/4)(1/r² − 1)).
+    The model is binormal: d' = √2 Φ⁻¹(own), and r = 2 sin(πρ/6) is the correlation of normal scores. The new scores add
+    noise that, given the old score, does not depend on the class. Its variance is (1/r² − 1) of that of all scores,
+    which at equal classes is 1 + d'²/4 within classes, so d' becomes d'/√(1 + (1 + d'²/4)(1/r² − 1)).
     """
     d = math.sqrt(2) * torch.special.ndtri(own.clamp(0.0, 1.0 - 1e-6))
     r = 2 * (math.pi * correlation / 6).sin()
@@ -126,11 +127,12 @@ def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
 
 
 def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
-    """The AUROC that its owner measured, and draws of it from n texts (Hanley and McNeil 1982); None if not known.
+    """Return the AUROC that its owner measured, and draws of it from n texts (Hanley and McNeil 1982); None if unknown.
 
     Args:
-        artefact: with `score`: `metric` auroc, its `value`, and the number `n` of texts that it was measured on.
-        draws: R, how many.
+        artefact: artefact with a `score`: `metric` auroc, its `value`, and the number `n` of texts that it was measured
+            on.
+        draws: R, the number of draws.
         seed: of the draws.
     """
     score: Mapping[str, Any] = artefact.about.get("score") or {}
@@ -141,7 +143,7 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
     noise[0] = 0
     if not score.get("n"):
         return (value + 0 * noise).clamp(0, 1)
-    half = max(float(score["n"]) / 2, 1.0)  # texts of each class
+    half = max(float(score["n"]) / 2, 1.0)  # number of texts of each class
     q1 = value / (2 - value)
     q2 = 2 * value**2 / (1 + value)
     spread = value * (1 - value) + (half - 1) * (q1 + q2 - 2 * value**2)
@@ -151,12 +153,12 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
 def measured_score(
     artefact: Artefact, answers: Tensor, labels: Tensor, weights: Tensor
 ) -> Tensor:
-    """The AUROC of its answers on the old model against labels, and its resamples, (1 + R,).
+    """Return the AUROC of an artefact's answers on the old model against labels, with its resamples, (1 + R,).
 
     Args:
         artefact: a head or a direction.
         answers: (N, C).
-        labels: (N,) its class of each row, -1 for none.
+        labels: (N,) the artefact's class of each row, -1 for none.
         weights: see `text_weights`.
     """
     known = labels >= 0
@@ -168,24 +170,26 @@ def measured_score(
 def fate(
     artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weights: Tensor
 ) -> Row:
-    """What the answers of the artefact on the old model say of those on the new one.
+    """Compare the artefact's answers on the old model with those on the new one.
 
     Args:
-        artefact: that answers.
+        artefact: the artefact that answers.
         old: its answers (N, C).
-        new: those of the carried, or of the stale one.
-        own: its AUROC on the old model, and resamples of it, (1 + R,); None if that is not known.
+        new: answers of the carried artefact, or of the stale one.
+        own: the artefact's AUROC on the old model, and resamples of it, (1 + R,); None if unknown.
         weights: see `text_weights`.
 
     Returns:
         Rank correlation of the scores; fidelity, the AUROC of the new scores against the old decisions, or against the
-        upper half of the old scores where all rows are decided alike; agreement of the decisions; `predicted`, the
-        score on the old model `attenuated`, None if that is not known: each with an interval.
+        upper half of the old scores where all rows are decided alike; agreement of the decisions; and `predicted`, the
+        score on the old model `attenuated`, None if that is unknown. Each has an interval.
     """
     score, decide = scores_of(artefact, old)
     before, after = score(old.double()), score(new.double())
     decided = decide(before)
-    alike = (decided == decided[0]).all(0)  # one decision for all rows tells no score
+    alike = (decided == decided[0]).all(
+        0
+    )  # if all rows get one decision, there is no AUROC
     halves = decided.where(~alike, before > before.median(0).values)
 
     pairs = zip(before.T, after.T, strict=True)
@@ -206,15 +210,15 @@ def fate(
 
 
 def verdict(own: Tensor | None, carried: Row, stale: Row | None, least: float) -> str:
-    """`carry`, `leave as it is` or `do not use`, as where the score on the old model does not differ from chance.
+    """Advise `carry`, `leave as it is`, or `do not use`, also where the score on the old model is at chance.
 
-    Where that score is not known, the agreement with the old answers (fidelity) decides, of which 1 is all.
+    Where that score is unknown, the agreement with the old answers (fidelity) decides, whose maximum is 1.
 
     Args:
-        own: as of `fate`.
-        carried: its `fate`.
-        stale: that of the artefact as it is; None where it cannot read the new model.
-        least: share of what it has above chance that is to be kept.
+        own: as in `fate`.
+        carried: the `fate` of the carried artefact.
+        stale: the `fate` of the unchanged artefact; None where it cannot read the new model.
+        least: share of its score above chance that must be kept.
     """
     if own is None:
         column, known, surely = "fidelity", 1.0, 1.0
@@ -237,7 +241,7 @@ def _score_or_worst(row: Row | None, column: str) -> float:
 
 
 def _positive(scores: Tensor, labels: Tensor) -> Tensor:
-    """Which rows are of the class that each column of scores (N, K) is for, (N, K): the second, if there is one."""
+    """Return which rows are of the class that each column of scores is for, (N, K): the second class, if K is 1."""
     classes = torch.arange(scores.shape[1])
     if len(classes) == 1:
         classes = torch.ones(1)
@@ -251,11 +255,11 @@ def with_labels(
     labels: Tensor,
     weights: Tensor,
 ) -> Row:
-    """AUROC, and of a head accuracy, against labels (N,) of classes 0, 1, ..., with intervals: the mean over answers.
+    """Return AUROC, and accuracy for a head, against labels (N,), with intervals, as means over answers.
 
     Args:
-        artefact: that answers.
-        each: answers (N, C), of one or of several draws.
+        artefact: the artefact that answers.
+        each: answers (N, C), in one or several draws.
         old: its answers on the old model.
         labels: (N,).
         weights: see `text_weights`.

@@ -1,6 +1,6 @@
-"""What people own in a model's hidden states: directions, heads, probes, stitching layers, dictionaries.
+"""What people build on a model's hidden states: directions, heads, probes, stitching layers, dictionaries.
 
-Each turns states (N, d) into answers (N, C), and can be carried through a map between two models.
+Each kind turns states (N, d) into answers (N, C), and can be carried through a map between two models.
 """
 
 import copy
@@ -34,7 +34,9 @@ ACTIVATIONS = {
 ARCHITECTURES = ("standard", "jumprelu", "topk")  # of SAELens
 NORMALISATIONS = ("none", "expected_average_only_in")
 Tensors = dict[str, Tensor]
-Parts = tuple[Tensor, Tensor]  # of y ↦ y W + b: W (d_x, d_y) and b (d_y,), in float64
+Parts = tuple[
+    Tensor, Tensor
+]  # the affine map y ↦ y W + b: W (d_x, d_y) and b (d_y,), in float64
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,17 @@ class Artefact(ABC):
     """Something that reads the states of one model at one site.
 
     Attributes:
-        tensors: by the names of its format.
+        tensors: tensors by the names of the format.
         about: what artefact.json says: name, model, site, rows, component, score and more, as plain values.
-        through: maps that states go through, one after the other, before they are read: those that could not be folded
-            into the tensors.
+        through: maps that states pass through, one after the other, before they are read: those that could not be
+            folded into the tensors.
 
     Raises:
         ValueError: tensors are missing, left over or of shapes that do not fit, or a field has an unknown value.
     """
 
     kind: ClassVar[str]
-    reads: ClassVar[str] = ""  # the tensor whose last axis is that of the states
+    reads: ClassVar[str] = ""  # the tensor whose last axis has the width of the states
     tensors: Tensors
     about: Mapping[str, Any] = field(default_factory=dict)
     through: Sequence[Aligner] = ()
@@ -74,17 +76,17 @@ class Artefact(ABC):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the artefact."""
         return str(self.about.get("name", f"a {self.kind}"))
 
     @property
     def rows(self) -> str:
-        """The rows that it reads: tokens, words, or one of a text."""
+        """The rows that it reads: tokens, words, or one for each text."""
         return str(self.about.get("rows", "tokens"))
 
     @property
     def site(self) -> int:
-        """Where it reads: 0 is the embedding output, l the output of block l."""
+        """The site that it reads: 0 is the embedding output, l the output of block l."""
         return int(self.about["site"])
 
     @property
@@ -105,22 +107,22 @@ class Artefact(ABC):
 
     @abstractmethod
     def _read(self, states: Tensor) -> Tensor:
-        """Answers (N, C), from states of `own_width`."""
+        """Return answers (N, C) to states of `own_width`."""
 
     def _moved(
         self, back: Parts, forward: Callable[[], Parts]
     ) -> tuple[Tensors, Mapping[str, Any]] | None:
-        """Tensors for the new model, and fields that change; None where no map can be folded into them.
+        """Return tensors for the new model, and fields that change; None if no map can be folded into the tensors.
 
         Args:
             back: W (d_new, d_old) and b of the map g from new states to old ones, y ↦ y W + b, in float64.
-            forward: gives the same of the map from old states to new ones.
+            forward: returns W and b of the map from old states to new ones.
         """
         return None
 
     @torch.no_grad()
     def answers(self, states: Tensor) -> Tensor:
-        """What it says of states, (N, d) -> (N, C): projections, logits, features."""
+        """Return the answers to states, (N, d) -> (N, C): projections, logits or features."""
         if states.ndim != 2 or states.shape[1] != self.width:
             raise UserError(
                 f"Expected states of shape (N, {self.width}), which {self.name} reads, but got {tuple(states.shape)}."
@@ -133,17 +135,17 @@ class Artefact(ABC):
     def carried(
         self, back: Aligner, forward: Aligner | None = None, **about: Any
     ) -> Self:
-        """The artefact for another model.
+        """Return the artefact for another model.
 
-        It is pulled back, artefact ∘ g: folded into tensors of the same format where that can be done; otherwise, as
-        for probes and stitching layers, the map stays beside them. What it puts into states, a direction to steer by
-        and a dictionary's decoder, is pushed forward.
+        Reading is pulled back, artefact ∘ g. The map is folded into tensors of the same format if possible; otherwise,
+        as for probes and stitching layers, it is kept beside them. Whatever is added to states, a direction to steer by
+        or a dictionary's decoder, is pushed forward.
 
         Args:
             back: g, a bank of one map from the other model's states to those that it reads.
             forward: a map the other way, taken as linear about the mean of its fitting rows; default: the
                 (pseudo-)inverse of g.
-            about: fields of artefact.json that change, `model` and `site` among them.
+            about: fields of artefact.json that change, including `model` and `site`.
 
         Raises:
             ValueError: the map leads to another width, it is no single map, or it has no inverse and one is needed.
@@ -151,7 +153,7 @@ class Artefact(ABC):
         if back.sites != 1 or back.d_y != self.width:
             raise UserError(
                 f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
-                f"from {back.d_x} to {back.d_y}. It leads from the new model's states to the old one's."
+                f"from {back.d_x} to {back.d_y}. It must lead from the new model's states to the old one's."
             )
         of_the_old = {*DECIDING, "score"}
         new = {key: value for key, value in self.about.items() if key not in of_the_old}
@@ -193,7 +195,8 @@ def _fits(got: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 class Direction(Artefact):
     """A vector v (d,): states are read by v · x, and steered by adding α v.
 
-    One that was carried has two: `vector`, pushed forward, to add; `reading` with `offset`, pulled back, to read by.
+    A carried direction has two vectors: `vector`, pushed forward, to add; and `reading` with `offset`, pulled back, to
+    read by.
     """
 
     kind, reads = "direction", "vector"
@@ -230,14 +233,14 @@ class Direction(Artefact):
 class Head(Artefact):
     """Logits: weight (C, d) and bias (C,), C = 1 for two classes; or a network, weight_0, bias_0, weight_1, ...
 
-    Between layers stands the `activation` of artefact.json.
+    The `activation` of artefact.json is applied between layers.
     """
 
     kind = "head"
 
     @classmethod
     def of(cls, coef: Any, intercept: Any, **about: Any) -> Self:
-        """From coefficients of scikit-learn, (C, d) or (d,), and intercepts, (C,).
+        """Make a head from coefficients of scikit-learn, (C, d) or (d,), and intercepts, (C,).
 
         Args:
             coef: `coef_`.
@@ -251,7 +254,7 @@ class Head(Artefact):
 
     @property
     def classes(self) -> int:
-        """How many it tells apart: one logit is for two."""
+        """The number of classes it distinguishes: one logit is for two classes."""
         return max(2, len(self.tensors[self.layers[-1][1]]))
 
     @property
@@ -264,7 +267,7 @@ class Head(Artefact):
 
     @property
     def own_width(self) -> int:
-        """D."""
+        """D, the width of the states."""
         weight, _ = self.layers[0]
         return self.tensors[weight].shape[1]
 
@@ -283,13 +286,13 @@ class Head(Artefact):
         problem = self.about.get("problem_type")
         if problem not in (None, "single_label_classification"):
             raise UserError(
-                f"Expected a head that tells classes apart, but `problem_type` of {self.name} is {problem!r}. Write "
+                f"Expected a head that distinguishes classes, but `problem_type` of {self.name} is {problem!r}. Write "
                 "each of its outputs as a head of two classes, or as a direction."
             )
         told = self.about.get("classes")
         if told is not None and len(told) != self.classes:
             raise UserError(
-                f"Expected {self.classes} `classes` in {self.name}, which its logits tell, but got {told}."
+                f"Expected {self.classes} `classes` in {self.name}, as its logits distinguish, but got {told}."
             )
 
     def _read(self, states: Tensor) -> Tensor:
@@ -310,7 +313,7 @@ class Head(Artefact):
 
 
 class Probe(Artefact):
-    """One probe of `train.py probe`: tensors of a bank of one variant; `probe` has its class and options."""
+    """One probe of `train.py probe`, as tensors of a bank of one variant; `probe` has its class and options."""
 
     kind, reads = "probe", "readings.mean"
 
@@ -335,23 +338,25 @@ class Probe(Artefact):
         bank = self.bank.to(states.device)
         read = bank.readings(states[None].float())
         probes = cast(Any, bank.probes)
-        if "probes.weight" in self.tensors:  # structural: the rows as they are laid out
+        if (
+            "probes.weight" in self.tensors
+        ):  # structural probes: the rows as they are laid out
             return (read @ (probes.weight * probes.kept[:, None]))[0]
 
         first = torch.arange(len(states))
-        spans = torch.stack([first, first + 1], 1)[:, None]  # each word alone
+        spans = torch.stack([first, first + 1], 1)[:, None]  # each word on its own
         part = SimpleNamespace(spans=spans.expand(-1, probes.spans, -1))
         return probes(read, part)[0]
 
 
 class Stitching(Artefact):
-    """A map of `train.py stitch` or `fit` out of the model: tensors of a bank of one map; `map` has its class."""
+    """A map from the model by `train.py stitch` or `fit`, as tensors of a bank of one map; `map` has its class."""
 
     kind = "stitching"
 
     @property
     def own_width(self) -> int:
-        """D."""
+        """D, the width of the states."""
         return int(self.about["map"]["d_x"])
 
     @property
@@ -377,12 +382,12 @@ class Dictionary(Artefact):
 
     @property
     def cfg(self) -> Mapping[str, Any]:
-        """Its cfg.json."""
+        """The dictionary's cfg.json."""
         return self.about["cfg"]
 
     @property
     def doubts(self) -> list[str]:
-        """Cautions about what it reads: SAELens says how the model was changed on whose states it was trained."""
+        """Cautions about what it reads: SAELens records changes to the model whose states it was trained on."""
         name = "model_from_pretrained_kwargs"
         metadata = self.cfg.get("metadata") or {}
         loading = self.cfg.get(name) or metadata.get(name) or {}
@@ -390,13 +395,13 @@ class Dictionary(Artefact):
             return []
         return [
             f"Caution: the dictionary {self.name} was trained on states of a model whose writing weights were centred "
-            "(`center_writing_weights` of its cfg.json), which have mean zero over the features. The states that are "
-            "read here have not: its features are not those that it was trained for."
+            "(`center_writing_weights` of its cfg.json), which have mean zero over the features. The states read "
+            "here do not, so its features do not mean what they were trained for."
         ]
 
     @property
     def plain(self) -> list[Tensor]:
-        """W_enc, b_enc, W_dec and b_dec in float64, as they are where nothing is subtracted or rescaled."""
+        """W_enc, b_enc, W_dec and b_dec in float64, for states that are neither shifted nor rescaled."""
         encoder = self.tensors["W_enc"].double()
         shift = self.tensors["b_enc"].double()
         decoder = self.tensors["W_dec"].double()
@@ -440,7 +445,7 @@ class Dictionary(Artefact):
 
     @torch.no_grad()
     def decode(self, features: Tensor) -> Tensor:
-        """States from features, (N, m) -> (N, d), of its own width."""
+        """Return states from features, (N, m) -> (N, d), of the dictionary's own width."""
         decoder, b_dec = (part.to(features) for part in self.plain[2:])
         return features @ decoder + b_dec
 
@@ -466,7 +471,7 @@ class Dictionary(Artefact):
 
 
 def affine_parts(aligner: Aligner) -> Parts | None:
-    """W and b of the first map of a bank; None if it is not affine."""
+    """Return W and b of the first map of a bank; None if it is not affine."""
     if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(
         aligner, "norm", False
     ):
@@ -480,14 +485,14 @@ def affine_parts(aligner: Aligner) -> Parts | None:
 
 
 def _forward_parts(back: Aligner, parts: Parts, forward: Aligner | None) -> Parts:
-    """W and b of the way from old states to new ones: a map's own, or back through another."""
+    """Return W and b of the map from old states to new ones: a map's own, or the way back through another map."""
     if forward is None:
         return pseudo_inverse(back, parts)
     return linearised(forward)
 
 
 def linearised(aligner: Aligner) -> Parts:
-    """W and b of an affine map; of any other its Jacobian at the mean of the fitting rows, with what meets it there."""
+    """Return W and b of an affine map; for any other map, its linearisation at the mean of the fitting rows."""
     parts = affine_parts(aligner)
     if parts is not None:
         return parts
@@ -502,7 +507,7 @@ def linearised(aligner: Aligner) -> Parts:
 
 
 def pseudo_inverse(aligner: Aligner, parts: Parts) -> Parts:
-    """W and b of the way back through an affine map, the nearest to the mean of its fitting rows."""
+    """Return W and b of the way back through an affine map, closest to the mean of its fitting rows."""
     there, bias = parts
     weight = torch.linalg.pinv(there)
     mean = _mean(aligner).double()
@@ -510,7 +515,7 @@ def pseudo_inverse(aligner: Aligner, parts: Parts) -> Parts:
 
 
 def _mean(aligner: Aligner) -> Tensor:
-    """The mean of the fitting rows of X, (d_x,); 0 where a map does not know it."""
+    """Return the mean of the fitting rows of X, (d_x,); 0 if a map does not know it."""
     mean: Any = getattr(getattr(aligner, "scaling", aligner), "mean_x", None)
     if mean is None:
         return torch.zeros(aligner.d_x)

@@ -14,14 +14,14 @@ from aligners.errors import UserError
 from aligners.probing.artefacts.kinds import Artefact, Direction, Head
 
 SPLITS: tuple[Split, ...] = ("fit", "test")
-TWO = 2  # classes that a direction tells apart
+TWO = 2  # classes that a direction distinguishes
 
 
 class Truth(NamedTuple):
     """The labels that an artefact is scored against, or why there are none.
 
     Attributes:
-        labels: split -> (n,) the artefact's class of each text, -1 for none; None: it is scored by agreement alone.
+        labels: split -> (n,) the artefact's class of each text, -1 for none; None: it is only scored by agreement.
         doubt: why it has none, for readers; empty where there is nothing to say.
     """
 
@@ -30,14 +30,14 @@ class Truth(NamedTuple):
 
 
 def truth_of(artefact: Artefact, data: PairedActivations) -> Truth:
-    """Find the labels of the texts that are an artefact's own.
+    """Find the labels of the texts that belong to an artefact.
 
-    They are if its `classes` have the names of the texts' classes, in any order, or if its `label_column` names their
-    column, whose class k is then its k-th. Artefacts without classes, such as dictionaries, have none.
+    They do if its `classes` have the names of the texts' classes, in any order, or if its `label_column` names their
+    column; class k is then its k-th class. Artefacts without classes, such as dictionaries, have no labels.
 
     Args:
         artefact: a head, or a direction that reads classes 0 and 1.
-        data: with the texts.
+        data: a data module with the texts.
     """
     if not isinstance(artefact, (Head, Direction)):
         return Truth()
@@ -65,19 +65,21 @@ def truth_of(artefact: Artefact, data: PairedActivations) -> Truth:
 
 
 def _places(artefact: Head | Direction, texts: Texts, *, named: bool) -> list[int]:
-    """The artefact's class of each class of the texts.
+    """Return the artefact's class for each class of the texts.
 
     Args:
-        artefact: with `classes`, perhaps.
-        texts: with the labels.
-        named: whether it names their column.
+        artefact: an artefact, perhaps with `classes`.
+        texts: texts with labels.
+        named: whether the artefact names their column.
 
     Raises:
-        ValueError: it is not known to tell these classes apart.
+        ValueError: it is not known to distinguish these classes.
     """
     own: Sequence[str] | None = artefact.about.get("classes")
     if texts.regression:
-        raise UserError("it tells classes apart, and the labels are numbers to predict")
+        raise UserError(
+            "it distinguishes classes, but the labels are numbers to predict"
+        )
     if own is None and not named:
         raise UserError(
             "it has neither `classes` nor a `label_column`, so nothing says what it reads"
@@ -85,7 +87,7 @@ def _places(artefact: Head | Direction, texts: Texts, *, named: bool) -> list[in
     count = artefact.classes if isinstance(artefact, Head) else TWO
     if own is not None and len(own) != count:
         raise UserError(
-            f"it tells {count} classes apart, but its `classes` are {', '.join(map(str, own))}"
+            f"it distinguishes {count} classes, but its `classes` are {', '.join(map(str, own))}"
         )
     theirs = texts.label_names or [str(number) for number in range(texts.classes)]
     places = None
@@ -104,12 +106,12 @@ def _places(artefact: Head | Direction, texts: Texts, *, named: bool) -> list[in
 
 
 def caution(truths: Sequence[Truth], source: str) -> str:
-    """What is to be said where the labels of the texts are not some artefacts' own; empty where there is no doubt."""
+    """Return a caution where the texts' labels may not belong to some artefacts; empty where there is no doubt."""
     doubts = [truth.doubt for truth in truths if truth.doubt]
     if not doubts:
         return ""
     return (
-        f"Caution: labels of the texts of {source!r} are not known to be what some artefacts read, which are scored by "
-        f"agreement with their own old answers alone: {'; '.join(doubts)}. Labels belong to an artefact whose "
+        f"Caution: some artefacts are not known to read the labels of the texts of {source!r}, and are only scored "
+        f"by agreement with their own old answers: {'; '.join(doubts)}. Labels belong to an artefact whose "
         "artefact.json has `classes` of their names, or their column as `label_column`."
     )

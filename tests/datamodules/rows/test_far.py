@@ -115,7 +115,7 @@ def test_stitching_says_so_and_keeps_them(sinks: list[str], world: World) -> Non
     data.setup("test")
     data.test_dataloader()
     (far,) = [caution for caution in data.cautions if "far from all others" in caution]
-    assert "held-out rows that were looked at" in far
+    assert "held-out rows that were checked" in far
     assert "They count like any other" in far
 
 
