@@ -36,7 +36,7 @@ def test_a_row_policy(world: World) -> None:
     try:
         data = activations(world, rows="middle", sites=[2])
         (batch, *_) = data.paired("test")
-        assert data.describe()["types"] == "rows 'middle' have no types, and none are held out"
+        assert data.describe()["types"] == "rows 'middle' have no types, so that none can be held out"
     finally:
         del POLICIES["middle"]
     inputs = batch.texts.inputs_x

@@ -18,7 +18,7 @@ def test_shares_are_those_of_tokens_that_are_not_special() -> None:
     lengths = torch.tensor([6, 4])
     assert text_doubts(ids, special, lengths, 7) == [
         "83% of their tokens are unknown to it",
-        "83% of their 6 tokens are one and the same, out of 2",
+        "83% of their 6 tokens are the same one, out of 2 different ones",
     ]
     twice = torch.tensor([0, 4, 5, 2, 0, 4, 5, 2])
     assert text_doubts(twice, (twice == 0) | (twice == 2), torch.tensor([4, 4]), 7) == [

@@ -146,7 +146,7 @@ def test_every_model_is_read_once_a_batch(world: World, monkeypatch: pytest.Monk
 
 def test_pairs_that_are_none_are_refused(world: World) -> None:
     for pairs in ([[0, 0]], [[0, 3]], [[0, 1], [0, 1]], [], [[0, 1, 2]]):
-        with pytest.raises(ValueError, match=r"`pairs` to name two different ones of the 3 `models`"):
+        with pytest.raises(ValueError, match=r"of two different `models` out of 3, and no pair twice"):
             many(world, pairs=pairs)
 
 

@@ -53,7 +53,7 @@ OTHER_TRAINING = {"seed": 1, "most_steps": 3, "optimizer": torch.optim.SGD, "sch
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda w: {"held_out_types": 0.1}, [r": `data\.held_out_types` was 0\.0 and is 0\.1\. To go on"]),
+        (lambda w: {"held_out_types": 0.1}, [r": `data\.held_out_types` was 0\.0 and is 0\.1\. To resume it"]),
         (
             lambda w: {"text": replace(w.text, seed=7, validation_share=0.2), **OTHER_DATA},
             [

@@ -158,7 +158,7 @@ def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
         other = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
         with pytest.raises(ValueError, match=said):
             targets_of(kinds, replace(words, sentences=[other, *words.sentences[1:]]))
-    with pytest.raises(ValueError, match="got 'ner'; there are: kind, flags, arc"):
+    with pytest.raises(ValueError, match="got 'ner'; they have: kind, flags, arc"):
         Labels.of("ner", words.sentences)
     both = [Sentence(("a",), targets=(Target("t", (0, 1), span2, ("x",)),)) for span2 in ((), (0, 1))]
     with pytest.raises(ValueError, match="to have `span2`, or none"):

@@ -199,8 +199,8 @@ def test_what_cannot_be_probed_is_refused_before_reading(
     known, tree = data_of(treebank, world.model_x), Sentence(("a", "b"), (0, 1))
     for data, tasks, said in (
         (data_of(TextSource(plain), world.model_x), ["pos"], "Expected annotated sentences"),
-        (data_of(treebank, world.model_x, rows="tokens"), ["pos"], r"Expected `data\.rows` to be of words"),
-        (known, ["pos", "ner"], "got 'ner'; there are: pos, morphology, dependencies"),
+        (data_of(treebank, world.model_x, rows="tokens"), ["pos"], r"Expected `data\.rows` to be words"),
+        (known, ["pos", "ner"], "got 'ner'; they have: pos, morphology, dependencies"),
     ):
         with pytest.raises(ValueError, match=said):
             run_on(data, experiment(tasks=tasks))

@@ -92,7 +92,7 @@ def test_one_template_must_be_meant(file: Path, tmp_path: Path) -> None:
     written = tmp_path / "mine.jinja"
     written.write_text(PLAIN)
     assert load({"x": TEMPLATE, "y": None}, chat_template=str(written)) == (str(written), False)
-    with pytest.raises(UserError, match=r"but got different ones of x and y\. Set `chat_template` to a Jinja file"):
+    with pytest.raises(UserError, match=r"but got different ones for x and y\. Set `chat_template` to a Jinja file"):
         load({"x": TEMPLATE, "y": PLAIN})
     for templates, options in (({"x": None}, {}), ({}, {}), ({"x": TEMPLATE, "y": None}, {"chat_template": "y"})):
         with pytest.raises(UserError, match=r"one chat template.*but got none"):

@@ -102,7 +102,7 @@ def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tm
     ]
     data.leave_out({})
     assert len(data.split("test")) == len(texts)
-    with pytest.raises(ValueError, match=rf"maps were fitted on all {len(texts)} held-out texts.*\(a\)\. Give"):
+    with pytest.raises(ValueError, match=rf"maps were fitted on all {len(texts)} held-out texts.*\(a\)\. Use"):
         data.leave_out({"a": FittedTexts.of({}, data.texts.test)})
 
 

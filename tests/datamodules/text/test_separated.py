@@ -66,7 +66,7 @@ def test_stray_quotation_marks_of_a_tsv_are_characters(tmp_path: Path, stray: st
     films = [stray.format(film) if place in (3, 10) else film for place, film in enumerate(FILMS)]
     texts = load(tmp_path / "films.tsv", ["text\tlabel", *lines_of("\t", films)])
     assert rows_of(texts) == {film: place % 2 for place, film in enumerate(films)}
-    assert ("films.tsv, as in line 5, are read as characters" in cautions(texts)) == stray.startswith('"')
+    assert ("films.tsv, as in line 5, are read as ordinary characters" in cautions(texts)) == stray.startswith('"')
 
 
 def test_a_pair_of_stray_marks_that_could_be_one_quotation_is_not(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_rows_swallowed_by_a_quotation_among_real_ones_are_said_or_refused(tmp_p
         ([f"{film}\t{'pos' if n % 3 else 'neg'}" for n, film in enumerate(FILMS)], "'neg' is a value"),
         ([f"{film}\t{n / 7 + 0.5}" for n, film in enumerate(FILMS)], r"'0\.5' is a value"),
         (["text\tlabel", *lines_of("\t")[:9], "text\tlabel", *lines_of("\t")[9:]], "first line of .* but line 11"),
-        (["text\tlabel\tlabel", *[f"{line}\t5" for line in lines_of("\t")]], "two of its first line are 'label'"),
+        (["text\tlabel\tlabel", *[f"{line}\t5" for line in lines_of("\t")]], "its first line has 'label' twice"),
         (["text\tlabel", *[f"a\t{line}" for line in lines_of("\t")]], "line 2 has 3"),
         (["text\tlabel", *lines_of("\t"), "a\tb\t1"], "line 62 has 3"),
-        (["text\tlabel"], "it has one line only, which is taken for the names of its columns: text, label"),
+        (["text\tlabel"], "it has only one line, which is taken for the names of its columns: text, label"),
         (["text\tlabel", *(f'"{film}\t1' for film in FILMS), "odd"], "line 2 ends before its value does, or never"),
     ],
 )
@@ -127,13 +127,13 @@ def test_what_may_be_lost_is_said(tmp_path: Path) -> None:
     assert "'this one is a text' looks like a text" in cautions(texts)
     texts = load(tmp_path / "films.csv", ["text,label", *lines_of(",")[:-2], *FILMS[-2:]])
     assert "2 rows of" in cautions(texts)
-    assert "the first in line 60" in cautions(texts)
+    assert "the first such row is in line 60" in cautions(texts)
     assert Counter(rows_of(texts).values()) == {0: 29, 1: 29, -1: 2}
 
 
 def test_utf_16_without_a_mark_is_refused(tmp_path: Path) -> None:
     (tmp_path / "films.tsv").write_bytes("\n".join(["text\tlabel", *lines_of("\t")]).encode("utf-16-le"))
-    with pytest.raises(UserError, match=r"in UTF-8, but .*films\.tsv:1 has zero bytes, as UTF-16"):
+    with pytest.raises(UserError, match=r"in UTF-8, but .*films\.tsv:1 contains null bytes, as UTF-16"):
         load_texts(TextSource(str(tmp_path / "films.tsv")))
 
 

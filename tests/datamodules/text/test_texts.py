@@ -417,7 +417,7 @@ def test_embedded_sentences() -> None:
         ({}, {"other": sentences(100)}, "2 of its columns hold text.*text, other, label"),
         ({"held_out": "dev"}, {}, r"`held_out`.*split \(train.*'dev'"),
         ({"validation_share": 1e-9}, {}, "'validation'.*no texts"),
-        ({}, {"text": ["a film", "A  Film"] * 50}, "too few.*Of 100 rows 99 are copies"),
+        ({}, {"text": ["a film", "A  Film"] * 50}, "too few.*Of 100 rows, 99 are copies"),
         ({}, {"label": ["1.5", "inf"] * 50}, "'label'.*some are infinite"),
     ],
 )
@@ -441,7 +441,7 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
         ({"max_held_out": 0}, "`max_held_out`"),
         ({"text_columns": ["a", "b", "c"]}, "`text_columns`"),
         ({"source": "films.csv", "streaming": True}, r"`streaming`.*`max_texts` is not set"),
-        ({"source": "imdb", "streaming": True, "max_texts": 5}, r"`streaming`.*'imdb' is at hand"),
+        ({"source": "imdb", "streaming": True, "max_texts": 5}, r"`streaming`.*'imdb' is already on this machine"),
     ],
 )
 def test_bad_arguments_are_refused(change: dict[str, Any], says: str) -> None:

@@ -217,7 +217,7 @@ def test_an_artefact_is_scored_against_labels_of_its_own_alone(
         assert set(scores) == {"good"}
         assert rows["size"]["predicted"] is None  # what is no score is no forecast
         assert rows["size"]["fidelity"] is not None
-        assert said.startswith("Caution: labels of the texts of")
+        assert said.startswith("Caution: some artefacts are not known to read the labels of the texts of")
         reason = "its classes are short, long, those of the texts 0, 1" if column is None else "name nowhere"
         assert "size: " in said
         assert reason in said
