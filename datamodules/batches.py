@@ -152,7 +152,7 @@ class LengthBatches(DistributedSampler):
         whole: how ranks share the batches. False: every `world`-th text of each batch, so that all ranks have equally
             many batches. True: every `world`-th batch, whole, for results that are computed batch by batch; some ranks
             may have one batch more, and the batches are the same for any number of ranks.
-        seed: of the order.
+        seed: seed of the order.
         rank: this process's number, 0..world - 1.
         world: number of processes.
         chosen: numbers of the texts that take part, in the order of `lengths`; default: 0..n - 1.

@@ -242,7 +242,7 @@ class FarMarks:
 
         Args:
             split: which texts.
-            kind: of rows.
+            kind: kind of rows.
             become: what happens to far rows, in words.
             what: what the rows are called.
         """

@@ -97,8 +97,8 @@ class LayerReader:
 
     Args:
         models: the models; one may be listed several times and is read once.
-        layers: of each model.
-        kind: of the rows.
+        layers: layers of each model.
+        kind: kind of the rows.
         attention: also read the attention weights of every block.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
         leave_out_far: whether rows that are far from all others are left out; otherwise they are marked.
@@ -244,7 +244,7 @@ class LayerActivations(TextModule):
             the median row as half of the rows are (ten times for what sub-layers add). In language models the first
             token of a text is such a row; a few of them hold nearly all of the variance, and make all models look
             alike. `keep`: they count like any other. Values with and without them are reported either way.
-        options: of `TextModule` and `FrozenModels`, by their names.
+        options: options of `TextModule` and `FrozenModels`, by their names.
 
     Raises:
         ValueError: an option is out of its range, or attention is to be read from an implementation that has none.

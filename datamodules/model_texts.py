@@ -48,7 +48,7 @@ class ModelTexts(TextModule):
     Args:
         chosen: the options that the user set, by name, for `config`.
         one_tokenizer: see `TextModule`.
-        options: of `TextModule` and `FrozenModels`, by their names.
+        options: options of `TextModule` and `FrozenModels`, by their names.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ModelTexts(TextModule):
         Args:
             name: name of the model.
             n_labels: number of classes of the head; 1: it predicts a number.
-            seed: of the head.
+            seed: seed of the head.
             options: further options of `aligners.models.classifiers.new_classifier`.
         """
         models = self.frozen_models
@@ -297,7 +297,7 @@ def stitched_texts(
             one map, or a list with one for each model.
         component: what is read and replaced at a site: `residual`, the stream between the blocks; `attention` or `mlp`,
             what that sub-layer of the block adds to the stream.
-        options: of `TextModule` and `FrozenModels`, by their names. `seed` also draws the masks.
+        options: options of `TextModule` and `FrozenModels`, by their names. `seed` also draws the masks.
 
     Raises:
         ValueError: an option is out of its range, or fewer than two models are named.
@@ -327,8 +327,8 @@ def steered_texts(
 
     Args:
         model: a Hub id, a local folder, or an embedded model such as `embedded-gpt:0`.
-        revision: of the model on the Hub; default: the main one.
-        options: of `TextModule` and `FrozenModels`, by their names.
+        revision: revision of the model on the Hub; default: the main one.
+        options: options of `TextModule` and `FrozenModels`, by their names.
 
     Raises:
         ValueError: an option is out of its range.
@@ -354,7 +354,7 @@ def labelled_texts(
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Where several are given, their probabilities are added. Give
             one map, or a list with one for each model.
-        options: of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
+        options: options of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
             `store` and its options. `seed` also draws the bases' heads; `reorder` gives the order of the texts
             another seed.
 

@@ -412,7 +412,7 @@ class TextModule(pl.LightningDataModule):
 
         Args:
             split: texts to load.
-            options: of `loader`.
+            options: options of `loader`.
         """
         place = self.splits.index(split) if split in self.splits else 0
         for texts in self.loader(split, **options):

@@ -112,13 +112,13 @@ class PairedActivations(TextModule):
             does not replace its state. In language models the first token of a text is such a row; a few of them hold
             nearly all of the variance. `keep`: they count like any other. Errors with and without them are reported
             either way.
-        options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
-            `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
+        options: options of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`,
+            `packed`, `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
             `trust_remote_code`, `cache`, `devices`, `device_map`.
 
     Attributes:
         models: names of the models, as the user wrote them.
-        numbers: of the two models of each pair.
+        numbers: numbers of the two models of each pair.
 
     Raises:
         ValueError: an option is out of its range.
@@ -437,7 +437,7 @@ class PairedActivations(TextModule):
 
         Args:
             split: texts to read.
-            options: of `loader`.
+            options: options of `loader`.
 
         Examples:
             >>> data = pair_states("embedded:0", "embedded:1", sites="blocks")  # doctest: +SKIP

@@ -54,7 +54,7 @@ def pair_states(
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Where several are given, their probabilities are added. Give
             one map, or a list with one for each model.
-        options: of `PairedActivations`, by their names.
+        options: options of `PairedActivations`, by their names.
 
     Raises:
         ValueError: an option is out of its range.
@@ -104,8 +104,8 @@ def pairs_states(
         models: Hub ids, local folders or embedded models, as in `pair_states`.
         pairs: numbers of X and Y in `models`, such as [[0, 1], [0, 2]]; default: every model with each later one.
         sites: as in `pair_states`, the same for every pair.
-        revisions: of each model on the Hub.
-        options: of `PairedActivations`, by their names. Words are those that all models have in full.
+        revisions: revisions of each model on the Hub.
+        options: options of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
         ValueError: an option is out of its range.
@@ -174,8 +174,8 @@ def universe_states(
         models: Hub ids, local folders or embedded models, as in `pair_states`: 3 or more, of any widths.
         sites: `all` (0..L), `blocks` (1..L), or a list: `2` is a layer at which all models are read, `2:4:6` is one
             site for each model, in the order of `models`.
-        revisions: of each model on the Hub.
-        options: of `PairedActivations`, by their names. Words are those that all models have in full.
+        revisions: revisions of each model on the Hub.
+        options: options of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
         ValueError: there are too few models, one is named twice, or an option is out of its range.
@@ -258,8 +258,8 @@ def attention_states(
         queries: `each`: a row for each attending token; `mean`: the mean over attending tokens.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
-        options: of `PairedActivations`, by their names. `special_tokens` says whether [CLS] and the like attend and are
-            attended to.
+        options: options of `PairedActivations`, by their names. `special_tokens` says whether [CLS] and the like attend
+            and are attended to.
 
     Raises:
         ValueError: an option is out of its range.

@@ -190,7 +190,7 @@ def task_batch(
         texts: a batch on the CPU, tokenised for the model.
         model: the model whose task it is.
         masked_share: share of the tokens that a masked language model must predict.
-        seed: of the masks.
+        seed: seed of the masks.
         epoch: number of the epoch; each one masks a text anew.
 
     Raises:

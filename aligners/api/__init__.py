@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What runs models is imported, with transformers, when it is asked for."""
+    """Import what runs models, and thereby transformers, only when it is used."""
     if name in __all__:
         from aligners.api import model_states, model_updates
 

@@ -38,7 +38,7 @@ class Linear(ArrayMap, aligner=banks.Linear):
 class Ridge(ArrayMap, aligner=banks.Ridge):
     """Ridge regression, fitted on the first nine tenths of the rows, its strength chosen on the rest.
 
-    Rows of one text are alike: leave them next to each other, so that the rest is of other texts. See
+    Rows of one text are alike: keep them next to each other, so that the last tenth comes from other texts. See
     `aligners.maps.Ridge`.
     """
 
@@ -92,7 +92,7 @@ class Mean(ArrayMap, aligner=banks.Mean):
 
 
 class Identity(ArrayMap, aligner=banks.Identity):
-    """x as it is: what is there without any map."""
+    """Return x unchanged, as if there were no map."""
 
 
 class INN(TrainedMap, aligner=banks.INN):

@@ -1,4 +1,4 @@
-"""From arrays (N, d), of one site or of several, to the tensors that banks and measures work on, and back."""
+"""Converts arrays (N, d), of one site or of several, to the tensors that banks and measures work on, and back."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ SPARSE = "A sparse matrix has `toarray()`."
 
 
 def by_site(given: Array) -> tuple[list[Hashable] | None, list[Any]]:
-    """The keys of several sites, numbers if they have no others, and the array of each; no keys for one site alone."""
+    """Return the keys of several sites (numbers, if they have no others) and their arrays; no keys for one site."""
     if isinstance(given, Mapping):
         return list(given), list(given.values())
     if _axes(given) == 3:
@@ -43,7 +43,7 @@ def _axes(given: Array) -> int:
 
 
 def column_names(given: Array) -> list[str]:
-    """The names of a data frame's columns, of the first site if there are several; none of other arrays."""
+    """Return the names of a data frame's columns, of the first site if there are several; none for other arrays."""
     _, parts = by_site(given)
     if not parts:
         return []
@@ -56,13 +56,13 @@ def rows(
     width: int | None = None,
     sites: Sequence[Hashable] | None = None,
 ) -> Tensor:
-    """Rows as a tensor (S, N, d), detached; half precision becomes float32, and whole numbers float64.
+    """Return rows as a detached tensor (S, N, d); half precision becomes float32, and whole numbers float64.
 
     A vector `y` is a column.
 
     Args:
-        given: of one site or of several.
-        name: of the argument, for error messages.
+        given: rows of one site or of several.
+        name: name of the argument, for error messages.
         width: d, where it is known.
         sites: the keys of a dictionary, in the order of the result; default: as they come.
 
@@ -97,7 +97,7 @@ def rows(
 
 
 def _width_of(tensors: Sequence[Tensor], name: str) -> int:
-    """The width d of rows (N, d), which have to be of one shape at all sites."""
+    """Return the width d of rows (N, d), which must have one shape at all sites."""
     shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     if len(shapes) != 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
         raise UserError(
@@ -125,7 +125,7 @@ def _check_finite(stacked: Tensor, name: str) -> None:
 
 
 def rows_of_both(x: Array, y: Array) -> tuple[Tensor, Tensor]:
-    """Paired rows (S, N, d_x) and (S, N, d_y), on the device of `x` and of one data type.
+    """Return paired rows (S, N, d_x) and (S, N, d_y), on the device of `x` and of one data type.
 
     Raises:
         ValueError: as `rows`, or they have different numbers of sites or rows.
@@ -137,11 +137,11 @@ def rows_of_both(x: Array, y: Array) -> tuple[Tensor, Tensor]:
 
 
 def check_paired(x: Tensor, y: Tensor) -> None:
-    """Raise unless both have as many sites and rows."""
+    """Raise unless `x` and `y` have equal numbers of sites and rows."""
     for axis, what in enumerate(("site", "row")):
         if x.shape[axis] != y.shape[axis]:
             raise UserError(
-                f"Expected as many {what}s in `y` as in `x`, which it is paired with {what} by {what}, but got "
+                f"Expected as many {what}s in `y` as in `x`, which are paired one by one, but got "
                 f"{y.shape[axis]} and {x.shape[axis]}."
             )
 
@@ -149,12 +149,12 @@ def check_paired(x: Tensor, y: Tensor) -> None:
 def as_given(
     result: Tensor, given: Array, sites: Sequence[Hashable] | None = None
 ) -> Any:
-    """A result (S, N, d) in the form, and of the kind, data type and device, of what was given.
+    """Return a result (S, N, d) in the form, kind, data type and device of the input.
 
     Args:
-        result: of each site.
+        result: result of each site.
         given: what `rows` was called with.
-        sites: likewise.
+        sites: the `sites` that it was called with.
     """
     if isinstance(given, Mapping):
         keyed = zip(sites or given, result, strict=True)
@@ -168,7 +168,7 @@ def as_given(
 
 
 def of_kind(result: Tensor, given: Array) -> Tensor | np.ndarray:
-    """A result as a tensor or a NumPy array, and in the precision, as was given; other kinds become NumPy."""
+    """Return a result as a tensor or a NumPy array, in the precision of the input; other kinds become NumPy arrays."""
     if isinstance(given, Tensor):
         if given.is_floating_point():
             return result.to(given.device, given.dtype)

@@ -52,13 +52,13 @@ class NotFittedError(UserError, AttributeError):
 class ArrayMap:
     """A map from rows of X (N, d_x) to rows of Y (N, d_y), of any aligner with a closed form.
 
-    Rows are NumPy arrays or tensors, and what comes out is of the kind, data type and device that went in. Data frames
-    and lists are taken, too, and give NumPy arrays. Rows of several sites, as (S, N, d) or a list or a dictionary of
-    (N, d), are fitted by one map for each site, and come out in that form. Closed forms are solved in float64.
+    Rows are NumPy arrays or tensors; results have the same kind, data type and device. Data frames and lists work too,
+    and give NumPy arrays. Rows of several sites, as (S, N, d) or a list or a dictionary of (N, d), are fitted by one
+    map for each site, and results have the same form. Closed forms are solved in float64.
 
     Args:
-        aligner: the class, one of `aligners.maps` or one's own.
-        options: of the class, besides the number of sites and the widths.
+        aligner: the class: one of `aligners.maps`, or your own.
+        options: options of the class, besides the number of sites and the widths.
 
     Attributes:
         bank_: the aligner, a bank of one map for each site; like all attributes here, there once the map is fitted.
@@ -66,14 +66,14 @@ class ArrayMap:
         mean_y_: mean of Y's fitting rows, (S, d_y).
         n_features_in_: d_x.
         feature_names_in_: names of the columns of X, if it was a data frame.
-        coef_: of maps that are linear in closed form: (d_y, d_x), or (S, d_y, d_x) at several sites.
-        intercept_: likewise, (d_y,) or (S, d_y): y = x coef_ᵀ + intercept_.
+        coef_: coefficients of maps that are linear in closed form: (d_y, d_x), or (S, d_y, d_x) at several sites.
+        intercept_: their intercepts, (d_y,) or (S, d_y): y = x coef_ᵀ + intercept_.
     """
 
     aligner: ClassVar[type[Aligner]]
 
     def __init_subclass__(cls, aligner: type[Aligner] | None = None) -> None:
-        """A subclass names its aligner, and the options of that with their defaults."""
+        """Let a subclass name its aligner, and the aligner's options with their defaults."""
         if aligner is not None:
             cls.aligner = aligner
         dataclass(kw_only=True, repr=False, eq=False)(cls)
@@ -93,7 +93,7 @@ class ArrayMap:
         return f"{type(self).__name__}({', '.join(words)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The options by name; `deep` is there for scikit-learn, and changes nothing."""
+        """Return the options by name; `deep` exists for scikit-learn, and changes nothing."""
         return {
             name: value for name, value in vars(self).items() if name.strip("_") == name
         }
@@ -109,7 +109,7 @@ class ArrayMap:
         return self
 
     def fit(self, x: Array, y: Array) -> Self:
-        """Fit the map on paired rows; what was fitted before is forgotten.
+        """Fit the map on paired rows, and forget any earlier fit.
 
         Args:
             x: (N, d_x), or several sites.
@@ -162,22 +162,22 @@ class ArrayMap:
     inverse = inverse_transform
 
     def score(self, x: Array, y: Array) -> Any:
-        """1 − FVU of paired rows: 1 is perfect, 0 no better than the mean of Y's fitting rows, and it may be negative.
+        """Return 1 − FVU of paired rows: 1 is perfect, 0 no better than Y's mean in fitting; it may be negative.
 
         All neurons count together, by their variance; scikit-learn's score of several outputs is a mean over them.
 
         Returns:
-            A float; of several sites a list of them, or a dictionary.
+            A float; for several sites, a list or a dictionary of floats.
 
         Raises:
-            ValueError: as `transform`, or the rows are not paired, or none of Y's differs from the mean.
+            ValueError: as `transform`, or the rows are not paired, or all of Y's rows equal the mean.
         """
         bank, of_x, of_y = self.bank, self._rows(x, "x"), self._rows(y, "y")
         check_paired(of_x, of_y)
         total = (of_y.double() - self.mean_y_[:, None]).square().sum((1, 2))
         if not (total > 0).all():
             raise UserError(
-                "Expected rows in `y` that differ from the mean of the fitting rows, but got only that."
+                "Expected rows in `y` that differ from the mean of the fitting rows, but all of them equal it."
             )
         errors = (bank(of_x) - of_y).double().square().sum((1, 2))
         scores = (1 - errors / total).tolist()
@@ -189,11 +189,11 @@ class ArrayMap:
         return scores
 
     def at(self, site: Hashable) -> Self:
-        """The map of one of several sites.
+        """Return the map of one of several sites.
 
         Args:
-            site: its key in the dictionary, or its number in the list or the array, that the maps were fitted on; in a
-                file of `train.py fit`, the site, or the pair (of X, of Y) where they differ.
+            site: its key in the dictionary, or its number in the list or array, that the maps were fitted on; for a
+                file of `train.py fit`, the site, or the pair (X's site, Y's site) where they differ.
 
         Raises:
             ValueError: there is no such site.
@@ -202,7 +202,7 @@ class ArrayMap:
 
         bank, sites = self.bank, self.sites_ or []
         if site not in sites:
-            among = sites or "several, but there is one alone"
+            among = sites or "several, but there is only one"
             raise UserError(f"Expected `site` to be one of {among}, but got {site!r}.")
         place = [sites.index(site)]
         taken = take_places(bank, place).to(self.mean_y_.device)
@@ -231,7 +231,7 @@ class ArrayMap:
         return self.bank_
 
     def save(self, path: Path | str) -> None:
-        """Write the fitted map and its options as safetensors, whole or not at all: for `load`.
+        """Write the fitted map and its options as safetensors, whole or not at all, for `load` to read.
 
         The commands do not take such a file, since it does not say which models the map is between.
 
@@ -263,11 +263,11 @@ class ArrayMap:
     ) -> Self:
         """Read a map that `save` wrote, or one that `train.py fit` has fitted, onto the CPU. Nothing in it is run.
 
-        `ArrayMap.load` reads any map, as what it is: `Linear.load` reads no other.
+        `ArrayMap.load` reads a map of any class; `Linear.load` reads only a `Linear`.
 
         Args:
-            path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
-            name: of the map, where the file holds several of the class.
+            path: the file, a folder written by `evaluate.py share`, or the name of a repository on the Hub.
+            name: name of the map, where the file holds several of the class.
             route: `1_0` is from Y to X.
 
         Raises:
@@ -284,7 +284,7 @@ class ArrayMap:
 
         stored = load_bank(path, arrays=True, wanted=wanted)
         if not stored.maps.get(route):
-            stored = load_bank(path, arrays=True)  # to say what there is
+            stored = load_bank(path, arrays=True)  # to list what the file holds
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
         bank = _one_map(stored.maps[route], kind, name, path)
 
@@ -301,7 +301,7 @@ class ArrayMap:
         return ready
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn, which alone asks, has to know of a map: a regressor with several outputs."""
+        """Return what scikit-learn needs to know of a map: that it is a regressor with several outputs."""
         from sklearn.utils import (
             InputTags,
             RegressorTags,
@@ -324,7 +324,7 @@ class ArrayMap:
         )
 
     def _options(self, *others: str) -> dict[str, Any]:
-        """The options without these others, as plain values."""
+        """Return the options without these, as plain values."""
         options = self.get_params()
         return {name: _plain(options[name]) for name in options if name not in others}
 
@@ -332,7 +332,7 @@ class ArrayMap:
         return self.aligner(sites, d_x, d_y, **self._options("aligner"))
 
     def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
-        """Moments of the fitting rows and, for a map that chooses a strength on them, of others."""
+        """Return moments of the fitting rows and, for a map that chooses a strength on them, of other rows."""
         return [moments_of(x, y)]
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
@@ -349,7 +349,7 @@ class ArrayMap:
         like: Array,
         columns: Sequence[str],
     ) -> None:
-        """Take over a fitted bank, in the place of one before; matrices become of the kind of `like`."""
+        """Replace the bank by a fitted one; matrices become of the kind of `like`."""
         for name in list(vars(self)):
             if name.endswith("_"):
                 delattr(self, name)
@@ -368,7 +368,7 @@ class ArrayMap:
             self.intercept_ = of_kind(offset, like)
 
     def _rows(self, given: Array, name: Literal["x", "y"]) -> Tensor:
-        """Rows of the bank's sites (S, N, d), on the device and in the precision of the map."""
+        """Return rows of the bank's sites (S, N, d), on the device and in the precision of the map."""
         bank, names = self.bank, column_names(given)
         known = list(getattr(self, "feature_names_in_", names))
         if name == "x" and names and names != known:
@@ -397,7 +397,7 @@ def _plain(value: Any) -> Any:
 
 
 def _estimator(bank: Aligner, options: Mapping[str, Any]) -> ArrayMap:
-    """The estimator of a fitted aligner: its own class, or that of any aligner."""
+    """Make the estimator of a fitted aligner: its own class, or the one for any aligner."""
     from aligners.api import array_maps
 
     own = getattr(array_maps, type(bank).__name__, None)
@@ -411,7 +411,7 @@ def _estimator(bank: Aligner, options: Mapping[str, Any]) -> ArrayMap:
 def _one_map(
     maps: Mapping[str, Aligner], kind: type[Aligner], name: str | None, path: Any
 ) -> Aligner:
-    """The map of a class and, where there are several, of a name."""
+    """Return the map of a class and, where there are several, of a name."""
     held = {key: bank for key, bank in maps.items() if isinstance(bank, kind)}
     if not held:
         classes = ", ".join(type(bank).__name__ for bank in maps.values())
@@ -426,7 +426,7 @@ def _one_map(
 
 
 def _sites_of(stored: "StoredBank", route: str) -> list[Hashable] | None:
-    """The keys of the sites of a file: as they were given, or the layers of a fit."""
+    """Return the keys of the sites in a file: as they were given, or the layers of a fit."""
     if "keys" not in stored.data:
         return [i if i == j else (i, j) for i, j in stored.pairs[route]]
     keys = stored.data["keys"]
@@ -436,16 +436,16 @@ def _sites_of(stored: "StoredBank", route: str) -> list[Hashable] | None:
 
 
 class TrainedMap(ArrayMap):
-    """As `ArrayMap`, of an aligner that takes gradient steps, with the optimiser, rates and clipping of `train.py fit`.
+    """Like `ArrayMap`, for aligners that take gradient steps, with optimiser, rates and clipping as in `train.py fit`.
 
-    The last step is kept, whatever other rows would say of it: score it on rows that it was not fitted on.
-    Further options are those of the class.
+    The last step is kept, without validation: score the map on rows that it was not fitted on. Further options are
+    those of the aligner.
 
     Attributes:
-        steps: how many; the learning rate rises and falls over them.
-        rows_a_step: drawn with replacement.
-        learning_rate: for matrices of up to 64 inputs; wider ones get proportionally less.
-        seed: of the initial weights and of the rows that are drawn.
+        steps: number of steps; the learning rate rises and falls over them.
+        rows_a_step: rows of each step, drawn with replacement.
+        learning_rate: learning rate of matrices with up to 64 inputs; wider ones get proportionally less.
+        seed: seed of the initial weights and of the rows that are drawn.
     """
 
     steps: int = 1000

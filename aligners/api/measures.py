@@ -1,7 +1,7 @@
 """Measures of paired rows x (N, d_x) and y (N, d_y): `aligners.similarity.functional` for one pair of sites.
 
-`docs/measures.md` says what each means, which changes of coordinates it does not see, and how many rows it needs. All
-take NumPy arrays or tensors, and raise a `ValueError` for rows that are not paired, not finite or too few.
+`docs/measures.md` says what each measure means, which changes of coordinates it ignores, and how many rows it needs.
+All take NumPy arrays or tensors, and raise a `ValueError` for rows that are not paired, not finite or too few.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def svcca_standardised(x: Array, y: Array, share: float = 0.99) -> float:
 
 
 def pwcca(x: Array, y: Array, share: float = 0.99) -> float:
-    """Mean canonical correlation weighted by what each direction holds of X; not symmetric."""
+    """Mean canonical correlation, weighted by how much of X each direction accounts for; not symmetric."""
     return _one(correlations.pwcca, x, y, share=share)
 
 
@@ -130,7 +130,7 @@ def mixedsim(x: Array, y: Array) -> float:
 
 
 def rsa(x: Array, y: Array, kernel: kernels.Kernel = "cosine") -> float:
-    """Correlation of the similarities of pairs of rows; time grows with N² for `euclidean`."""
+    """Correlation of the similarities between rows; time grows with N² for `euclidean`."""
     return _one(kernels.rsa, x, y, kernel=kernel)
 
 
@@ -182,7 +182,7 @@ def _shape(rows: Tensor) -> tuple[int, ...]:
 
 
 def measure(name: str, x: Array, y: Array) -> float:
-    """Any measure of the catalogue by its name, one's own among them: see `aligners.similarity.catalogue.register`.
+    """Compute any measure of the catalogue by its name, or your own; see `aligners.similarity.catalogue.register`.
 
     Raises:
         ValueError: there is no such measure, or it needs more than rows: attention weights.
@@ -203,7 +203,7 @@ FAMILIES = ("moments", "batches", "rows")
 
 
 def _kept(family: str, x: Tensor, y: Tensor) -> Any:
-    """What measures of a family are computed from, of all rows in one batch."""
+    """Return what measures of a family are computed from, for all rows in one batch."""
     if family == "moments":
         return SharedMoments(grid_moments(x, y))
     if family == "batches":

@@ -1,4 +1,4 @@
-"""States of models as arrays, and injection: from names, folders or loaded models, and texts."""
+"""States of models as arrays, and injection, from models (by name, folder or loaded) and texts."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,19 +46,19 @@ Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBas
 
 logger = logging.getLogger(__name__)
 
-SELF_TEST = 8  # texts on which injecting what was read must change nothing
+SELF_TEST = 8  # texts on which injecting a model's own states must change nothing
 
 
 class Injected(NamedTuple):
-    """What a model does with mapped states in place of its own.
+    """The response of a model to mapped states in place of its own.
 
     Attributes:
-        loss: in nats a token or text; None for a classifier without labels.
+        loss: loss in nats per text or token; None for a classifier without labels.
         native_loss: the model's own.
         penalty: loss − native_loss.
-        accuracy: share of right answers; None likewise.
+        accuracy: share of right answers; None in the same case.
         native_accuracy: the model's own.
-        agreement: share of answers that are the model's own.
+        agreement: share of answers that equal the model's own.
         n: number of answers: texts of a classifier, tokens of a language model.
     """
 
@@ -84,7 +84,7 @@ def load(
         model: a Hub id, a folder, an embedded model such as `embedded-gpt:0`, or a model of `transformers` with its
             tokenizer, (model, tokenizer), which is frozen in place and stays where it is.
         device: where the weights go.
-        dtype: of the weights: float32, bfloat16 or float16.
+        dtype: data type of the weights: float32, bfloat16 or float16.
         text: what embedded models are trained on. Default: the Rotten Tomatoes sentences.
 
     Raises:
@@ -105,7 +105,7 @@ def load(
 
 
 def _frozen(model: Any, tokenizer: PreTrainedTokenizerBase) -> FrozenModel:
-    """A loaded model and its tokenizer, frozen in place; the log has its cautions."""
+    """Freeze a loaded model with its tokenizer, in place, and log its cautions."""
     if not isinstance(model, PreTrainedModel):
         kind = type(model)
         raise UserError(
@@ -131,27 +131,27 @@ def states(
     max_length: int = 128,
     far_rows: FarRows = "keep",
 ) -> Any:
-    """States of a model at a site, or at several: one row for each real token, word or text, in the texts' order.
+    """Return states of a model at one or several sites: a row for each real token, word or text, in the texts' order.
 
-    Two models of one tokenizer have their tokens in one order. Those of others can be compared word by word: read them
-    in one call, as a list, which leaves out the words that one of them has no token of or only in part.
+    Models with the same tokenizer give their tokens in the same order. Others can be compared word by word: read them
+    in one call, as a list, which leaves out words that some model does not have in full.
 
     Args:
         model: see `load`; or a list of models.
-        texts: what it reads.
+        texts: texts that it reads.
         site: 0 is the embedding output, l the output of block l, before any final norm; or a list of them.
         rows: `tokens`; `mean`, the mean over a text's tokens; `cls`, its first; `last`, its last; or `words`, the last
             token of each word, between white space, `words_first`, or `words_mean`.
         batch_size: texts that are read together.
-        max_length: most tokens of a text, or fewer where a model has fewer positions; what is beyond is cut, and the
-            log says of how many texts.
-        far_rows: leave_out: without the rows that one of the models sets far from all others at one of the sites, as
-            language models do with the first token of a text. The log says how many there are, either way: a few of
-            them decide every error and every similarity.
+        max_length: most tokens of a text, or fewer where a model has fewer positions; longer texts are cut, and the log
+            says how many.
+        far_rows: leave_out: leave out the rows that are far from all others at one of the sites for one of the models,
+            as a text's first token often is in language models. The log says how many there are, either way: a few of
+            them dominate every error and every similarity.
 
     Returns:
-        (N, d) float32, or (S, N, d) at several sites, on the model's device; of a list of models a list, row by row of
-        the same token, word or text.
+        (N, d) float32, or (S, N, d) at several sites, on the model's device. For a list of models, a list; equal row
+        numbers are the same token, word or text.
 
     Raises:
         ValueError: a model has no such site, there are no texts, `rows` is something else, a text has no token, or
@@ -185,7 +185,7 @@ def _read_batches(
     sites: Sequence[int],
     rows: str,
 ) -> tuple[list[Tensor], Tensor]:
-    """The rows (S, N, d) of each model, and which of them, (N,), are the first of their texts."""
+    """Return the rows (S, N, d) of each model, and which of them, (N,), are the first of their texts."""
     parts: list[list[Tensor]] = [[] for _ in models]
     first = []
     for batch in batches:
@@ -206,7 +206,7 @@ def _read_batches(
 
 
 def _on(device: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A batch's tensors on a device."""
+    """Move a batch's tensors to a device."""
     return {name: value.to(device) for name, value in inputs.items()}
 
 
@@ -217,14 +217,14 @@ def _far(
     sites: Sequence[int],
     far_rows: FarRows,
 ) -> Tensor:
-    """Which rows are far from all others for one of the models, (N,) on the CPU, which the log says.
+    """Return which rows are far from all others for one of the models, (N,) on the CPU, and log it.
 
     Args:
-        models: that were read.
+        models: models that were read.
         every: (S, N, d) rows of each.
         first: (N,) which rows are the first of their texts.
-        sites: where they were read.
-        far_rows: what becomes of far rows.
+        sites: sites at which they were read.
+        far_rows: what happens to far rows.
     """
     far = torch.zeros(len(first), dtype=torch.bool)
     if not len(first):
@@ -263,26 +263,26 @@ def inject(
     seed: int = 0,
     far_rows: FarRows = "keep",
 ) -> Injected:
-    """Put mapped states of X into Y in place of its own, for every token, and see what Y answers.
+    """Put mapped states of X into Y in place of its own, for every token, and measure Y's answers.
 
     Args:
         model_x: see `load`.
-        model_y: likewise; a classifier, or a causal or masked language model, with X's tokenizer. It must first give
-            bit-identical logits with its own states injected.
-        map: from X's rows (N, d_x) to Y's (N, d_y): a fitted map of this package, or any function of a tensor.
-        texts: what both read: texts that nothing was fitted on.
-        site: of both models, or (of X, of Y).
-        labels: of a classifier: the class of each text, 0, 1, ... as its head numbers them.
+        model_y: a classifier, or a causal or masked language model, with X's tokenizer, as in `load`. Its logits must
+            stay bit-identical when its own states are injected.
+        map: maps X's rows (N, d_x) to Y's (N, d_y): a fitted map of this package, or any function of a tensor.
+        texts: texts that both read, and that nothing was fitted on.
+        site: site of both models, or (X's site, Y's site).
+        labels: for a classifier: the class of each text, 0, 1, ... as its head numbers them.
         batch_size: see `states`.
         max_length: see `states`.
-        masked_share: of the tokens that a masked language model has to find.
-        seed: of the masks.
-        far_rows: leave_out: tokens whose states X or Y sets far from all others, as language models do with the first
-            token of a text, keep Y's own: a map that was fitted without such rows does not know them.
+        masked_share: share of the tokens that a masked language model must predict.
+        seed: seed of the masks.
+        far_rows: leave_out: tokens whose states are far from all others in X or Y, as a text's first token often is in
+            language models, keep Y's own states: a map that was fitted without such rows does not know them.
 
     Raises:
-        ValueError: Y has no head, or predicts the next token, which X sees already; the tokenizers differ, a site is
-            not there, the map gives rows of another shape, or there are not as many labels as texts.
+        ValueError: Y has no head, or predicts the next token, which X sees already; the tokenizers differ, a site does
+            not exist, the map returns rows of another shape, or the numbers of labels and texts differ.
     """
     of_x, of_y = site if isinstance(site, tuple) else (site, site)
     source, target = load(model_x), load(model_y)
@@ -303,7 +303,7 @@ def inject(
             batch_size=batch_size,
             max_length=max_length,
             far_rows=far_rows,
-        )  # which says what is far
+        )  # it says which rows are far
         if far_rows == "leave_out":
             reaches.append((frozen, place, Reach.of(sample)))
 
@@ -314,7 +314,7 @@ def inject(
             _self_test(target, batch)
         if labels is not None:
             check_labels(target, batch.labels, "labels")
-        elif not scored:  # how well they answer is not said
+        elif not scored:  # their accuracy is not reported
             batch = replace(batch, labels=torch.zeros_like(batch.text))
         task = task_batch(batch, target, masked_share=masked_share, seed=seed)
         task = task.to(target.device)
@@ -326,7 +326,7 @@ def inject(
 
 
 def _means(sums: Mapping[str, Tensor], n: int, *, scored: bool) -> Injected:
-    """Means over `n` answers; only the agreement where no truth is known."""
+    """Return means over `n` answers; only the agreement, where no truth is known."""
     if not n:
         raise UserError(
             "Expected `texts` of two tokens or more, but all have only one. Give longer texts."
@@ -340,12 +340,14 @@ def _means(sums: Mapping[str, Tensor], n: int, *, scored: bool) -> Injected:
 
 
 def _self_test(model: FrozenModel, batch: TextBatch) -> None:
-    """Raise unless injecting what was read changes nothing on a few texts."""
+    """Raise unless injecting a model's own states changes nothing on a few texts."""
     few = {name: part[:SELF_TEST] for name, part in batch.inputs_x.items()}
     model.self_test(_on(model.device, few))
 
 
-Reaches = Sequence[tuple[FrozenModel, int, Reach]]  # what is far for a model at a site
+Reaches = Sequence[
+    tuple[FrozenModel, int, Reach]
+]  # which rows are far, for a model at a site
 
 
 def _scores(
@@ -356,7 +358,7 @@ def _scores(
     task: TaskBatch,
     reaches: Reaches,
 ) -> dict[str, Tensor]:
-    """What stands for each unit of a batch, a text or a token, in the fields of `Injected`."""
+    """Score each unit of a batch, a text or a token, in the fields of `Injected`."""
     rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
     states = mapped(rows.to(source.device)).to(target.device)
     if states.shape != (len(rows), target.width):
@@ -396,8 +398,8 @@ def _check(
         if target.regression:
             why = "predicts a number"
         raise UserError(
-            f"Expected `model_y` to be a classifier or a language model, but {target.name} {why}. Name another; states "
-            "can still be mapped."
+            f"Expected `model_y` to be a classifier or a language model, but {target.name} {why}. Name another "
+            "model; maps can still be fitted to its states."
         )
     if labelled and target.task != "classification":
         raise UserError(
@@ -425,7 +427,7 @@ def _batches(
     *,
     words: bool = False,
 ) -> Iterator[TextBatch]:
-    """The texts in their order, tokenised and padded, `size` at a time; see `tokenised`."""
+    """Yield the texts in their order, tokenised and padded, `size` at a time; see `tokenised`."""
     check_range(least=1, batch_size=size)
     tokens, _ = tokenised(models, texts, labels, longest, words=words)
     for first in range(0, len(tokens), size):
@@ -450,12 +452,12 @@ def tokenised(
     *,
     words: bool = False,
 ) -> tuple[TokenisedTexts, datasets.Dataset]:
-    """The texts in their order, as tokens of every model and as a table.
+    """Tokenise the texts, in their order, for every model; also return them as a table.
 
     Args:
-        models: that read them.
-        texts: one or more.
-        labels: the class of each, if known.
+        models: models that read them.
+        texts: one or more texts.
+        labels: class of each text, if known.
         longest: most tokens of a text, or fewer where a model has fewer positions.
         words: whether words are numbered.
 
@@ -500,7 +502,7 @@ def _one_for_all(
     split: datasets.Dataset,
     length: int,
 ) -> PreTrainedTokenizerBase:
-    """The first known tokenizer that makes the same tokens of the texts, or else this one."""
+    """Return the first known tokenizer that makes the same tokens of the texts, or else this one."""
     for other in known:
         if same_tokens(other, tokenizer, [split], length):
             return other

@@ -1,4 +1,4 @@
-"""What changed when a model was updated, and what becomes of things that live in its states."""
+"""What changed when a model was updated, and how to keep what was built on its states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -46,29 +46,29 @@ def compare(
     max_length: int = 128,
     seed: int = 0,
 ) -> Compared:
-    """Say what has changed between two models: nothing beyond rounding, only coordinates, or from which block on.
+    """Report what has changed between two models: nothing beyond rounding, only coordinates, or from which block on.
 
-    Maps are fitted on every other text, and everything is measured on those between them.
+    Maps are fitted on every other text, and everything is measured on the remaining ones.
 
     Args:
         old: the model as it was; see `load`.
         new: the model as it is.
-        texts: what both read.
-        labels: of classifiers: the class of each text, 0, 1, ... as both heads number them.
-        rows: `tokens` of models with one tokenizer; `words` of any.
-        sites: `all` of models of equal depth, or sites 3 and pairs "3:5" (OLD's site 3, NEW's site 5).
-        maps: out of permutation, rotation and linear; none: the states are compared as they are, and few texts do.
-        costs: on how many texts OLD's states are put into NEW, to see what that costs.
+        texts: texts that both read.
+        labels: for classifiers: the class of each text, 0, 1, ... as both heads number them.
+        rows: `tokens` for models with one tokenizer; `words` for any.
+        sites: `all` for models of equal depth, or sites 3 and pairs "3:5" (OLD's site 3, NEW's site 5).
+        maps: out of permutation, rotation and linear; if empty, states are compared unmapped, and few texts suffice.
+        costs: number of texts on which OLD's states are put into NEW, to measure what that costs.
         batch_size: texts that are read together.
         max_length: most tokens of a text.
-        seed: of masks, batches and resampling.
+        seed: seed of masks, batches and resampling.
 
     Returns:
-        The `verdict`, the rows of the report with their tables, and the directions of what differs (`vectors`).
+        The `verdict`, the rows of the report with their tables, and the directions in which states differ (`vectors`).
 
     Raises:
         ValueError: there are no texts, too few for the maps, or none with rows in common; the tokenizers differ where
-            rows are tokens, the depths where no sites are named; or there are not as many labels as texts.
+            rows are tokens, the depths where no sites are named; or the numbers of labels and texts differ.
     """
     models = [load(old), load(new)]
     pairs = parse_sites(sites, models[0].depth, models[1].depth)
@@ -107,18 +107,19 @@ def carry(
     forward: ArrayMap | Aligner | None = None,
     **about: Any,
 ) -> Any:
-    """An artefact for another model: it says of the new model's states what it said of the old one's.
+    """Carry an artefact to another model, whose states it then reads as it read the old model's.
 
     Args:
-        artefact: of `read_artefacts`; or a `Head`, `Direction` or `Dictionary`. `Head.of(clf.coef_, clf.intercept_)`
+        artefact: from `read_artefacts`; or a `Head`, `Direction` or `Dictionary`. `Head.of(clf.coef_, clf.intercept_)`
             takes what scikit-learn has fitted.
-        map: g from rows of the new model to rows of the old one, fitted on the same tokens, words or texts; no labels.
+        map: g from rows of the new model to rows of the old one, fitted on the same tokens, words or texts, without
+            labels.
         forward: a map from the old model's rows to the new one's: a vector to steer by and a dictionary's decoder go
             through it. Default: the (pseudo-)inverse of `map`.
-        about: fields that change, `model` and `site` among them; `write_artefact` needs the name of the new model.
+        about: fields that change, including `model` and `site`; `write_artefact` needs the name of the new model.
 
     Returns:
-        An artefact of the same kind. Where `map` is not affine, it is kept beside what was carried.
+        An artefact of the same kind. If `map` is not affine, it is kept beside the artefact.
 
     Raises:
         ValueError: the map is of other widths or several sites, or not fitted.
@@ -139,13 +140,13 @@ def _bank(map: ArrayMap | Aligner | Callable[..., Any], name: str) -> Aligner:
 
 
 class Steered(NamedTuple):
-    """What steering does and costs.
+    """The effects and costs of steering.
 
     Attributes:
-        curve: a row for each direction and α: `kl` and the rise of the `loss`, of the log-odds of `words` and of what
-            a probe reads (`reading`), a token, each with its interval (`kl_low`, `kl_high`).
+        curve: a row for each direction and α: `kl`, and the increases of the `loss`, of the log-odds of `words` and of
+            a probe's `reading`, all per token and with intervals (`kl_low`, `kl_high`).
         equal: a row for each effect, cost and direction: its `value` there, and its `share` of the first direction's.
-            Directions drawn at random are one row.
+            Random directions share a row.
     """
 
     curve: list[dict[str, Any]]
@@ -166,20 +167,20 @@ def steer(
     max_length: int = 128,
     seed: int = 0,
 ) -> Steered:
-    """Add directions to the states of a causal language model at every token, and measure what it answers.
+    """Add directions to the states of a causal language model at every token, and measure its answers.
 
     Args:
         model: see `load`.
         directions: one, or several by name, with their `site`; the others are compared with the first of a site.
-        texts: in which every token but the first is predicted.
-        words: those that should become more likely, and those that should become less.
+        texts: texts in which every token but the first is predicted.
+        words: words that should become more likely, and words that should become less likely.
         probe: an artefact of the model at the site of the directions or later, whose reading should rise.
-        alphas: how much is added, in typical deviations of the states there (median distance from their median).
-        equal_kl: costs, in nats of KL a token, at which effects are compared.
-        random: directions drawn at random beside them, at each site.
+        alphas: multiples to add, in typical deviations of the states there (median distance from their median).
+        equal_kl: costs, in nats of KL per token, at which effects are compared.
+        random: number of directions drawn at random for comparison, at each site.
         batch_size: see `states`.
         max_length: likewise.
-        seed: of these, and of the resampling of texts.
+        seed: seed of the random directions, and of the resampling of texts.
 
     Raises:
         ValueError: the model is no causal language model, a direction does not fit it, a word is unknown to it, or
@@ -204,7 +205,7 @@ def steer(
 
 
 def _with_roles(directions: Mapping[str, Direction]) -> list[steering.Direction]:
-    """Directions to steer by: the first of a site is native, the others are carried there."""
+    """Give directions their roles: the first of a site is native, the others are carried there."""
     given = []
     sites: set[int] = set()
     for name, one in directions.items():

@@ -41,12 +41,17 @@ from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished
 
 LARGEST_SEED = 2**32 - 1  # NumPy's
-# What is done for each run of this process's command if it ends well.
+# What to do for each run of this process's command if it ends well.
 _at_the_end: list[Callable[[], None]] = []
 Made = TypeVar("Made")
-# Arguments that nearly nobody changes: they are set from Python alone.
+# Arguments that hardly anybody changes: they can only be set from Python.
 FROM_PYTHON = (
-    *("revision", "revision_x", "revision_y", "revisions"),  # here NAME@REVISION
+    *(
+        "revision",
+        "revision_x",
+        "revision_y",
+        "revisions",
+    ),  # given as NAME@REVISION here
     "cache",  # the command line has the environment variable ALIGNERS_CACHE
     # training
     "min_delta",
@@ -74,29 +79,29 @@ FROM_PYTHON = (
 
 
 def unchecked(options: Namespace) -> None:
-    """Any options will do."""
+    """Accept any options."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its options, and what it does; `command` makes one of a function.
+    """A command: its options, and what it does; `command` makes one from a function.
 
     Attributes:
-        work: what it does, given a `Run` and its own options, which its docstring explains. What stands above its
-            arguments is shown above the list of options, the words of its example after the command's name.
-        kind: first part of the default name of its run's folder; None: it leaves no run.
+        work: what it does, given a `Run` and its own options, which its docstring explains. The part above its
+            arguments is shown above the list of options, and the words of its example after the command's name.
+        kind: first part of the default name of its run's folder; None: it makes no run.
         options: classes whose arguments become options, too.
         parts: name -> a class whose arguments become `--NAME.ARGUMENT`.
         data: makes the data module: its arguments become `--data.ARGUMENT`, and those of the Trainer
             `--trainer.ARGUMENT`; None: neither is there.
-        skip: arguments of all these that are no options, beside `FROM_PYTHON`.
+        skip: arguments of all these that are not options, besides `FROM_PYTHON`.
         defaults: of options, by their dotted names, where they differ from those of the classes.
         check: raises, given the instantiated options, if the command could not run with them; studies ask it for their
             cells.
-        usage: the words after the command's name. Where there is no `--config`, options without a default are given in
+        usage: words after the command's name. Where there is no `--config`, options without a default are given in
             their order, without their names.
         config: help of `--config`, which takes a file of options; None: only a command that leaves a run takes one.
-        from_files: those of `options` whose arguments may each stand in a file of its own.
+        from_files: those of `options` whose arguments may each be given in a separate file.
         flags: option without a value -> its help.
     """
 
@@ -114,11 +119,11 @@ class Command:
     flags: Mapping[str, str] = field(default_factory=dict)
 
     def about(self) -> str:
-        """What it does: its docstring up to the example and the arguments."""
+        """What the command does: its docstring up to the example and the arguments."""
         return re.split(r"\n\n(?:Example|Args):", cleandoc(self.work.__doc__ or ""))[0]
 
     def parser(self) -> ArgumentParser:
-        """Make the parser of its options."""
+        """Make the parser of the command's options."""
         usage = f"%(prog)s {self.usage}"
         parser = OptionParser(description=self.about(), usage=usage, allow_abbrev=False)
         config = self.config or (self.kind and "YAML file with any of these options.")
@@ -176,7 +181,7 @@ class Command:
 
 
 def with_named_revisions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's data options with its models as NAME@REVISION, as a command line has them."""
+    """Return a checkpoint's data options with models as NAME@REVISION, as on a command line."""
     options = dict(config)
     for model in ("model", "model_x", "model_y"):
         revision = options.pop(model.replace("model", "revision"), None)
@@ -193,18 +198,18 @@ def with_named_revisions(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _class_of(data: Callable[..., pl.LightningDataModule]) -> type:
-    """What makes a data module as a class, which jsonargparse takes a tenth of a second to make of a function."""
+    """Turn a function that makes a data module into a class, which jsonargparse parses ten times as fast."""
     return data if isclass(data) else class_from_function(data)
 
 
 def command(
     kind: str | None = None, *options: type, **more: Any
 ) -> Callable[[Callable[..., object]], Command]:
-    """Make a command of the function that does its work.
+    """Decorate a function to make it a command.
 
     Args:
         kind: see `Command`.
-        options: likewise.
+        options: see `Command`.
         more: further attributes of `Command`.
     """
     return lambda work: Command(work, kind, options, **more)
@@ -219,7 +224,7 @@ def trains(
     check: Callable[[Namespace], object] = check_trains,
     **trainer: Any,
 ) -> Callable[[Callable[..., object]], Command]:
-    """Make a command that trains maps of the function that does its work.
+    """Decorate a function to make it a command that trains maps.
 
     Args:
         kind: name of the command.
@@ -237,23 +242,23 @@ def trains(
         *options,
         parts={"early_stopping": BestPerSite, "checkpoint": saving, "model": module},
         data=data,
-        defaults=of_trainer(**{**usual, **trainer}),  # it ends by steps
+        defaults=of_trainer(**{**usual, **trainer}),  # training ends by steps
         check=check,
     )
 
 
 def of_trainer(**values: Any) -> dict[str, Any]:
-    """Options of the Trainer by their dotted names."""
+    """Return the Trainer's options by their dotted names."""
     return {f"trainer.{name}": value for name, value in values.items()}
 
 
 def run_command(command: Command, program: str, words: Sequence[str]) -> None:
-    """Run a command; tell W&B what its runs have left, or give back the folders that it has not used.
+    """Run a command; then tell W&B what its runs have left, or release the folders that it has not used.
 
     Args:
         command: the command.
         program: what the user typed before the words.
-        words: of the command line.
+        words: words of the command line.
     """
     parser = command.parser()
     parser.prog = program
@@ -276,13 +281,13 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
 
 
 class Run:
-    """A command as it was typed; once it has started, a run with a folder, loggers and a Trainer.
+    """A command with parsed options; once started, a run with a folder, loggers and a Trainer.
 
     Args:
         command: the command.
         parser: its parser.
-        options: as plain values.
-        words: from which the options were parsed.
+        options: options as plain values.
+        words: words that the options were parsed from.
 
     Attributes:
         folder: where everything is written, once `claim` has been called.
@@ -308,7 +313,7 @@ class Run:
 
     @cached_property
     def made(self) -> Namespace:
-        """The options, instantiated and checked, after the seed was set. A drawn seed is written into the options.
+        """The options, instantiated and checked, after setting the seed. A drawn seed is written into the options.
 
         Raises:
             ValueError: the command could not run with them.
@@ -325,11 +330,11 @@ class Run:
         return made
 
     def build(self, kind: Callable[..., Made], *given: Any) -> Made:
-        """Call a class with the options that it takes as arguments, after those that are given."""
+        """Call a class with the given arguments and those of the options that it takes."""
         return kind(*given, **options_of(kind, self.made))
 
     def use_data_of(self, config: Mapping[str, Any]) -> None:
-        """Parse the command line again, with a checkpoint's data options as defaults, but for `NOT_OF_FILES`.
+        """Parse the command line again, with a checkpoint's data options, except `NOT_OF_FILES`, as defaults.
 
         Args:
             config: the checkpoint's data options.
@@ -337,7 +342,7 @@ class Run:
         Raises:
             ValueError: the checkpoint has options that this version does not know.
         """
-        left_out = ("batch_size", *NOT_OF_FILES)  # the first affects nothing but speed
+        left_out = ("batch_size", *NOT_OF_FILES)  # the first only affects speed
         defaults = with_named_revisions(config)
         for name in left_out:
             defaults.pop(name, None)
@@ -347,7 +352,7 @@ class Run:
             )
         except KeyError as error:
             raise UserError(
-                "Expected a checkpoint of this version or an earlier one, but its data options are not all known here: "
+                "Expected a checkpoint of this version or an earlier one, but some of its data options are unknown: "
                 f"{error.args[0]}. Update the package to read it."
             ) from error
         self.options = self.parser.parse_args(self.words)
@@ -400,37 +405,35 @@ class Run:
             self._claim_checkpoints(resumed and Path(resumed))
         self.settings = dict(vars(trainer))
         self.settings["use_distributed_sampler"] = (
-            False  # data modules divide batches among ranks
+            False  # data modules divide the batches among ranks
         )
         if trainer.logger in (None, True):
             self.settings["logger"] = self._new_loggers(number, begun=begun)
-        if trainer.default_root_dir is None:  # for files that no logger has a place for
+        if trainer.default_root_dir is None:  # for files that no logger stores
             self.settings["default_root_dir"] = str(self.folder)
         for logger in _listed(self.settings["logger"]):
             if isinstance(logger, WandbLogger) and folders.rank() == 0:
                 self._tell_wandb(logger.experiment)
 
     def _claim_checkpoints(self, resumed: Path | None) -> None:
-        """Tidy the folder that the run goes on from, and claim one of its own for checkpoints, if it has one."""
-        if resumed:  # that run may have been killed as it wrote
+        """Tidy the folder that the run resumes from, and claim another one for its checkpoints, if they have one."""
+        if resumed:  # that run may have been killed while writing
             folders.tidy(resumed if resumed.is_dir() else resumed.parent)
         saving = self.options.get("checkpoint")
         if isinstance(saving, Namespace) and saving.get("folder") is not None:
             folders.claim_checkpoints(saving.folder, self.folder, resumed)
 
     def _new_loggers(self, number: str | None, *, begun: bool) -> list[Logger]:
-        """The loggers of the run, whose number at W&B is that of an interrupted one, or a new one."""
+        """Make the loggers of the run; at W&B it has the number of the interrupted run, or a new one."""
         place = self.folder
-        if (
-            begun
-        ):  # another folder, as a logger deletes the files that it finds in its own
+        if begun:  # a separate folder, because a logger deletes the files that it finds in its own
             times = len(list(self.folder.glob("resumed-*")))
             place = self.folder / f"resumed-{times + 1}"
         number = new_number(self.folder, number) if folders.rank() == 0 else None
         return run_loggers(place, self.command.kind or "", number)
 
     def _tell_wandb(self, experiment: Any) -> None:
-        """Give W&B the options now, and at the end what the run has used and left."""
+        """Give W&B the options now, and at the end a record of what the run has used and left."""
         written = yaml.safe_load(self.parser.dump(self.options))
         experiment.config.update(written, allow_val_change=True)
         _at_the_end.append(
@@ -438,7 +441,7 @@ class Run:
         )
 
     def resumed_by(self) -> dict[str, Path] | None:
-        """Options of a command that goes on where this training was stopped; None if nothing is saved."""
+        """Return the options with which a command resumes this training; None if nothing is saved."""
         saving = self.options.get("checkpoint")
         if not hasattr(self, "folder") or "ckpt_path" not in self.options:
             return None
@@ -448,14 +451,14 @@ class Run:
         return None if saved is None else {**self._next_run(), "ckpt_path": saved}
 
     def begun_again_by(self) -> dict[str, Path] | None:
-        """The option that names another folder, if this run's is named and no longer empty; None if it is not."""
+        """Return the option to name another folder, if this run's is named and no longer empty; else None."""
         folders.release_unused()
         if not hasattr(self, "folder") or folders.is_free(self.folder):
             return None
         return self._next_run() or None
 
     def _next_run(self) -> dict[str, Path]:
-        """The option of a folder that is free, if this run's is named."""
+        """Return the option of a free folder, if this run's is named."""
         if not self.options.get("run"):
             return {}
         for number in count(2):
@@ -468,7 +471,7 @@ class Run:
         """Make a Trainer for this run.
 
         Args:
-            callbacks: added to the progress bar and to copies of the user's callbacks.
+            callbacks: callbacks besides the progress bar and copies of the user's callbacks.
             changes: settings that differ.
 
         Raises:
@@ -521,7 +524,7 @@ class Run:
         Args:
             evaluation: the LightningModule.
             kind: the kind of report.
-            callbacks: added to those of every run.
+            callbacks: callbacks besides those of every run.
             options: arguments of the report.
         """
         trainer = self.trainer(WriteReport(kind, self.folder, **options), *callbacks)
@@ -534,11 +537,11 @@ class Run:
         kind: str,
         **changes: Any,
     ) -> None:
-        """Let a LightningModule read this run's data, measure, and report.
+        """Let a LightningModule read this run's data, then measure, and report.
 
         Args:
             evaluation: the LightningModule, which reads as it is tested.
-            measure: what it does once everything is read.
+            measure: what to do once everything is read.
             kind: the kind of report.
             changes: settings of the Trainer that differ.
         """
@@ -549,7 +552,7 @@ class Run:
 
 
 def can_build(kind: Callable[..., Any]) -> Callable[[Namespace], object]:
-    """A check: the class takes these options."""
+    """Make a check that the class accepts these options."""
     return lambda options: kind(**options_of(kind, options))
 
 
@@ -563,7 +566,7 @@ def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, An
 
 
 def _listed(given: Any) -> list[Any]:
-    """One or several of something, or None, as a list."""
+    """Return one or several things, or None, as a list."""
     if given is None:
         return []
     return given if isinstance(given, list) else [given]

@@ -1,4 +1,4 @@
-"""`make demo`: a few commands in one process, with the time that is left, and their findings in plain words."""
+"""`make demo`: a few commands in one process, with the remaining time, and their findings in plain words."""
 
 import json
 import sys
@@ -15,14 +15,16 @@ from aligners.progress import tell
 from aligners.reports.report import Row
 
 STEPS = table_beside(__file__, "demo.yaml")
-IMPORTS = 7.0  # seconds that the imports take where a step takes its `seconds`
+IMPORTS = (
+    7.0  # seconds that the imports take on a machine where a step takes its `seconds`
+)
 
 
 def run_demo(folder: Path, kind: str = "quick") -> None:
-    """Run all steps, each in a folder of its own, show their pictures, and say what was found.
+    """Run all steps, each in a folder of its own, show their pictures, and report what was found.
 
     Args:
-        folder: new, for all.
+        folder: new folder for all steps.
         kind: which steps: `quick` or `full`.
     """
     tell(
@@ -54,7 +56,7 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
 
 
 def _run_step(step: Mapping[str, Any], folder: Path) -> list[Row] | None:
-    """Run the command of a step, and show its picture; the rows of its report, if it evaluates."""
+    """Run the command of a step, and show its picture; return the rows of its report, if it evaluates."""
     from aligners.cli.cells.running import end_run
     from aligners.reports.screen import open_where_there_is_a_desktop
 
@@ -74,7 +76,7 @@ def _run_step(step: Mapping[str, Any], folder: Path) -> list[Row] | None:
 
 
 def time_left(planned: float, done: float, taken: float) -> str:
-    """How long the rest takes if it goes on at the pace so far, in minutes and seconds.
+    """Return how long the rest takes at the pace so far, in minutes and seconds.
 
     Args:
         planned: seconds of the steps that are left.
@@ -86,11 +88,11 @@ def time_left(planned: float, done: float, taken: float) -> str:
 
 
 def main(kind: str, folder: Path) -> None:
-    """Run the demo, with a log; where it is stopped, say how to begin again.
+    """Run the demo, with a log; if it is stopped, say how to begin again.
 
     Args:
         kind: see `run_demo`.
-        folder: likewise.
+        folder: see `run_demo`.
     """
     log_to(folder / "demo.log")
     target = "demo" if kind == "quick" else f"demo-{kind}"

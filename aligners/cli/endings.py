@@ -18,20 +18,18 @@ from aligners.errors import UserError, visible
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
-LONGEST_EXIT = (
-    30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever
-)
+PATIENCE = 10.0  # seconds to wait, in which a first rank with the same error has ended
+LONGEST_EXIT = 30.0  # seconds after a signal, as W&B may wait for itself for ever if it is stopped while starting
 _resuming: list[str] = []  # what the user can do once a signal has ended this process
 
 
 class Terminated(SystemExit):
-    """SIGTERM, or a terminal that was closed, has ended what was running, wherever it was."""
+    """Raised when SIGTERM, or the closing of the terminal, ends what is running."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it, SIGTERM and a closed terminal raise `Terminated`, as Ctrl-C raises; a second one ends the process.
+    """Raise `Terminated` on SIGTERM or a closed terminal within this context; a second signal ends the process.
 
     Every loop ends so, Lightning's and our own. Where a step must not be cut in two, `callbacks.checkpoint` holds
     the signals back. A signal that is ignored (`nohup`), or that has another handler already, is left alone. In the
@@ -61,11 +59,11 @@ def ended_by_signals() -> Iterator[None]:
 def goes_on_with(
     options: Callable[[], Mapping[str, object] | None], words: str = "To resume"
 ) -> Iterator[None]:
-    """If what runs within it is stopped by a signal, or a full disk, the process ends with the command that goes on.
+    """Context in which the message after a signal, or a full disk, gives the command that resumes.
 
     Args:
-        options: gives those that differ from what was typed, by their names; None for one to leave out. No options at
-            all: there is nothing to resume.
+        options: returns the options that differ from what was typed, by name; None stands for an option to leave out.
+            If it is empty, there is nothing to resume.
         words: what that command is for.
     """
     try:
@@ -80,7 +78,7 @@ def goes_on_with(
 
 
 def _typed_with(changed: Mapping[str, object]) -> str:
-    """The command line of this process with other values of some options."""
+    """Return the command line of this process, with other values for some options."""
     script, *words = sys.argv
     names = {f"--{name}" for name in changed}
     kept, before = list[str](), ""
@@ -105,8 +103,8 @@ def early_endings(
 ) -> Iterator[None]:
     """End the process with a message and an exit status on Ctrl-C, SIGTERM, and errors that the user can fix.
 
-    All other errors are our own fault and keep their traceback. Of several ranks, only the first reports. Any other
-    waits to see whether the first ends too, and reports only an error of its own.
+    All other errors are our own fault and keep their traceback. Of several ranks, only the first reports. Another rank
+    first waits to see whether the first one ends too, and reports only if it does not.
 
     Args:
         traceback: whether errors that the user can fix show their traceback, too.
@@ -176,7 +174,7 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
 
 
 def _exit_in_time(status: int) -> None:
-    """End the process if it is still there some time after its main thread has ended."""
+    """End the process if it is still running some time after its main thread has ended."""
     threading.main_thread().join()
     time.sleep(LONGEST_EXIT)
     os._exit(status)
@@ -191,7 +189,7 @@ def _rank() -> int:
 
 
 def _ends(parent: int) -> bool:
-    """Wait for the process that started this one to end, and tell whether it has."""
+    """Wait for the process that started this one to end, and tell whether it did."""
     until = time.monotonic() + PATIENCE
     while os.getppid() == parent and time.monotonic() < until:
         time.sleep(0.1)
@@ -199,7 +197,7 @@ def _ends(parent: int) -> bool:
 
 
 def _stop_further_ranks() -> None:
-    """Kill the processes that Lightning started: they would wait for the first rank, or add tracebacks of their own."""
+    """Kill the processes that Lightning started: they would wait for the first rank, or add tracebacks."""
     for thread in threading.enumerate():
         for process in getattr(
             thread, "_child_processes", ()

@@ -20,8 +20,8 @@ from aligners.files.atomic import (
 from aligners.files.shared_folder import FILE_ENDINGS
 
 CONFIG = "config.yaml"
-OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
-OF_ANY = {"wandb", RUN_LOG}  # what a command leaves that failed at once, too
+OWNER = "run.txt"  # in a folder of checkpoints: the run that they belong to
+OF_ANY = {"wandb", RUN_LOG}  # what a command leaves even if it fails at once
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
 # Files of this process's runs that are open and locked: config.yaml and run.txt.
 _claimed: dict[Path, int] = {}
@@ -103,7 +103,7 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
     """Claim a folder for the checkpoints of a run that are not kept in the run's own folder.
 
     Args:
-        folder: for the checkpoints; it is made.
+        folder: folder for the checkpoints; it is made if missing.
         run: the run's folder.
         resumed: the checkpoint that the run goes on from.
 
@@ -131,7 +131,7 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
 
 
 def interrupted_run(checkpoint: str | None) -> Path | None:
-    """Return the folder of the run that a last.ckpt, or a folder of parts, is of; None for any other file.
+    """Return the folder of the run that a last.ckpt, or a folder of parts, belongs to; None for any other file.
 
     Args:
         checkpoint: what a run goes on from; None if it begins anew.
@@ -147,10 +147,10 @@ def interrupted_run(checkpoint: str | None) -> Path | None:
 
 
 def goes_on_from(folder: Path, checkpoints: Path | None = None) -> Path | None:
-    """What an interrupted run can go on from: its last.ckpt, or its folder if it is in parts; None: nothing is saved.
+    """Return what an interrupted run can resume from: its last.ckpt, or its folder if it is in parts; None: nothing.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         checkpoints: their folder. Default: that of the run.
     """
     last = (checkpoints or folder) / "last.ckpt"
@@ -160,14 +160,14 @@ def goes_on_from(folder: Path, checkpoints: Path | None = None) -> Path | None:
 
 
 def release(folder: Path) -> None:
-    """Let go of what this process has claimed in a folder: its runs are over."""
+    """Release what this process has claimed in a folder: its runs are over."""
     for file in [file for file in _claimed if folder.resolve() in file.parents]:
         os.close(_claimed.pop(file))
         end_log(RUN_LOG)
 
 
 def release_unused() -> None:
-    """Give back the folders of this process in which nothing was written yet, so that `--run` can name them again."""
+    """Release this process's folders in which nothing was written yet, so that `--run` can name them again."""
     for path, file in list(_claimed.items()):
         if _holds(path.parent) <= {path.name, *OF_ANY}:
             path.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ def release_unused() -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a command that was killed has left half-written in its run's folder.
+    """Remove the half-written files that a killed command has left in its run's folder.
 
     Nothing is removed from any other folder, nor where the command is still at work.
     """
@@ -206,7 +206,7 @@ def try_run_folder(wanted: Path | None) -> None:
     """Check that a run's folder can be written to, or made, before any work is done.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it cannot be written to, or made.
     """
     place = wanted or Path("runs")
     while not place.exists():

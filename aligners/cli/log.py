@@ -1,4 +1,4 @@
-"""Logs of what a process prints: written line by line, so that they are there however the process ends."""
+"""Logs of what a process prints: written line by line, so that nothing is lost however the process ends."""
 
 import re
 import sys
@@ -9,9 +9,9 @@ from typing import Any, TextIO
 from aligners.files.atomic import open_own
 
 RUN_LOG = "run.log"  # in the folder of every run
-# Not for a log: colours, what moves a bar, and the frames of bars.
+# Left out of a log: colours, cursor movements, and the frames of bars.
 ON_SCREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r|.*━.*\n?")
-# By their names: a process has one run at a time, which may be a step of a demo.
+# Open logs by name: a process has one run at a time, which may be a step of a demo.
 _logs: dict[str, TextIO] = {}
 
 
@@ -27,7 +27,7 @@ class Logged:
         return self._screen.write(text)
 
     def log(self, text: str) -> None:
-        """Write to the logs alone, as `aligners.progress` does with a bar's lines; a full disk ends no run here."""
+        """Write only to the logs, as `aligners.progress` does with a bar's lines; a full disk does not end the run."""
         for log in _logs.values():
             with suppress(OSError):
                 log.write(text)
@@ -37,9 +37,9 @@ class Logged:
 
 
 def watch_streams() -> None:
-    """From now on, what is written to the output and to that of errors can go to logs.
+    """Let what is written to standard output and standard error go to logs from now on.
 
-    Call it before packages are imported that keep the streams for their own messages.
+    Call it before importing packages that keep a stream for their own messages.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -48,9 +48,9 @@ def watch_streams() -> None:
 
 
 def log_to(path: Path) -> None:
-    """From now on, write what this process prints to a file as well, after what is there.
+    """From now on, also append what this process prints to a file.
 
-    A log of the same name, of an earlier run, ends.
+    This ends an earlier run's log of the same name.
 
     Raises:
         OSError: it cannot be written, or is a link to another file.
@@ -62,6 +62,6 @@ def log_to(path: Path) -> None:
 
 
 def end_log(name: str) -> None:
-    """Write no more to the log of this name, if there is one."""
+    """Stop writing to the log of this name, if there is one."""
     if name in _logs:
         _logs.pop(name).close()

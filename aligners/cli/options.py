@@ -31,7 +31,7 @@ FREE = tuple(
 
 
 class Imported(str):
-    """The name of a module, or the path of its file, which is imported when an option gets it as its value.
+    """The name of a module or file, which is imported when an option gets it as its value.
 
     A file is imported once in a process, under its own name without `.py`.
 
@@ -98,8 +98,8 @@ class RunOptions:
     """The run.
 
     Args:
-        imports: Python files or modules with maps, measures or model families of your own, imported before they are
-            named: give them first, on the command line. They are run: name only what you trust.
+        imports: Python files or modules with maps, measures or model families of your own, imported before options that
+            name these: give them first, on the command line. They are run: name only what you trust.
         upload: Upload the maps, layers or probes that the run leaves, as artifacts of its W&B run. By default W&B gets
             only their names, sizes, checksums and places.
     """
@@ -110,7 +110,7 @@ class RunOptions:
 
 @dataclass
 class TrainingOptions:
-    """How it begins.
+    """The start of training.
 
     Args:
         seed_everything: Seed for Python, NumPy and torch. `true` draws one, `false` sets none.
@@ -122,7 +122,7 @@ class TrainingOptions:
 
 
 def check_trains(options: Namespace) -> None:
-    """Raise if the Trainer would end before it begins, and save nothing.
+    """Raise if the Trainer would stop before it begins, without saving anything.
 
     Raises:
         ValueError: an option is 0.
@@ -135,7 +135,7 @@ def check_trains(options: Namespace) -> None:
 
 
 def check_machine(trainer: Namespace) -> None:
-    """Raise if this machine does not have the accelerator; say if processes share its CPU cores.
+    """Raise if this machine does not have the accelerator; warn if processes share its CPU cores.
 
     Args:
         trainer: options of the Trainer.
@@ -177,7 +177,7 @@ def _is_there(accelerator: str) -> bool:
 
 
 def check_goes_on(path: str | None, command: str | None, key: str) -> None:
-    """Raise if a run cannot be resumed from a file. Nothing is loaded for the run yet.
+    """Raise if a run cannot be resumed from a file. Nothing has been loaded for the run yet.
 
     Args:
         path: the checkpoint; None for a run that begins anew.
@@ -202,10 +202,10 @@ def check_goes_on(path: str | None, command: str | None, key: str) -> None:
 
 
 def check_begun(folder: Path, options: Mapping[str, Any]) -> None:
-    """Raise unless a run was begun in a folder with the options that it is to go on with.
+    """Raise unless the run in a folder was begun with the options that it is resumed with.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         options: as plain values.
 
     Raises:
@@ -234,7 +234,7 @@ def check_begun(folder: Path, options: Mapping[str, Any]) -> None:
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested options to dotted names; a map of labels stays one value."""
+    """Flatten nested options to dotted names; a map of labels remains one value."""
     flattened: dict[str, Any] = {}
     for name, value in options.items():
         nested = isinstance(value, dict) and name != "labels"

@@ -1,8 +1,8 @@
-"""The parser of a command's options, and its errors in plain words: what was expected, where, and what came.
+"""The parser of a command's options, and its errors in plain words: what was expected, where, and what was received.
 
-All that this package uses of argparse and jsonargparse without their promise is here: `_actions`, the options of a
+Everything that this package uses of argparse's and jsonargparse's private parts is here: `_actions`, the options of a
 parser, and `_typehint`, the type of one, which are the only way to them; and `_inner_parser`, which marks a parser that
-parses for another. `tests/aligners/cli/test_words.py` fails where a version has them no more.
+parses for another. `tests/aligners/cli/test_words.py` fails if a version no longer has them.
 """
 
 import re
@@ -47,12 +47,12 @@ UNKNOWN = re.compile(
 
 
 def actions_of(parser: ArgumentParser) -> list[Any]:
-    """The options and words that a parser takes."""
+    """Return the options and words that a parser takes."""
     return list(parser._actions)
 
 
 def hint_of(action: Any) -> Any:
-    """The type of an option; None: it has none."""
+    """Return the type of an option; None if it has none."""
     return getattr(action, "_typehint", None)
 
 
@@ -62,7 +62,7 @@ class OptionParser(ArgumentParser):
     def add_class_arguments(self, *given: Any, **options: Any) -> list[str]:
         """Add the arguments of a class, those that may be int or float read as int first, so that 3 is not 3.0.
 
-        `typing` gives equal unions the order of the one that any package has named first, and jsonargparse goes by it.
+        `typing` orders equal unions like the first one that any package has named, and jsonargparse follows this order.
         """
         added = super().add_class_arguments(*given, **options)
         for action in actions_of(self):
@@ -77,10 +77,10 @@ class OptionParser(ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *given: Any, **options: Any
     ) -> Namespace:
-        """Parse a command line. What it names may be imported; what a file of options names may not.
+        """Parse a command line. The command line may name code to import; files of options may not.
 
         Raises:
-            UserError: an option is wrong, or is to run code that the command line does not name.
+            UserError: an option is wrong, or would run code that the command line does not name.
         """
         words = sys.argv[1:] if args is None else list(args)
         let_import(words)
@@ -118,15 +118,15 @@ class OptionParser(ArgumentParser):
 
 
 def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
-    """An error of jsonargparse, in our words.
+    """Return an error of jsonargparse in our words.
 
     Args:
-        message: jsonargparse's.
+        message: jsonargparse's message.
         program: what the user typed up to the command.
         options: names of all options of the command.
     """
     keys = re.findall(r'Parser key "([^"]+)"', message)
-    if "Expected `" in message:  # ours, from a check of a value
+    if "Expected `" in message:  # our own error, from a check of a value
         return message[message.find("Expected `") :]
     if denied := DENIED.search(message):
         return str(refuse_class(f"`--{keys[0]}`" if keys else "options", denied[1]))
@@ -151,7 +151,7 @@ def _unknown_option(program: str, option: str, options: Collection[str]) -> str:
 
 
 def _wrong_value(message: str, program: str, keys: Sequence[str]) -> str:
-    """The error of a value.
+    """Return the error for a wrong value.
 
     Args:
         message: jsonargparse's.

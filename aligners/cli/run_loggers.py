@@ -1,4 +1,4 @@
-"""What the runs of a command are logged to, and what W&B is told of what they used and left."""
+"""The loggers of a command's runs, and the record for W&B of what the runs used and left."""
 
 import logging
 import warnings
@@ -30,9 +30,9 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
     W&B follows WANDB_MODE, but is online only for a user who is logged in; it never prompts. Only rank 0 starts a run.
 
     Args:
-        folder: of the run.
-        kind: of job.
-        number: of the run at W&B; default: a new one.
+        folder: folder of the run.
+        kind: kind of job.
+        number: number of the run at W&B; default: a new one.
     """
     csv = CSVLogger(folder.parent, name=folder.name, version="")
     with warnings.catch_warnings():
@@ -51,12 +51,12 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
 
 
 def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> None:
-    """Log what a run has used and left, and note that it is complete.
+    """Log what a run has used and left, and mark it as complete.
 
-    Its files are there, whatever becomes of this: where W&B takes no artifact, a warning says so.
+    The run's files do not depend on this: if W&B rejects an artifact, there is only a warning.
 
     Args:
-        run: at W&B.
+        run: the run at W&B.
         folder: where everything was written.
         options: the command's options as plain values.
         made: the same options, instantiated.
@@ -77,7 +77,7 @@ def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> N
 
 
 def _files(options: Namespace) -> Iterator[RunArtifact]:
-    """Files of maps, layers or probes, or shared folders with one, that any option names."""
+    """Return files of maps, layers or probes, or shared folders with one, that any option names."""
     for value in flat(options.as_dict()).values():
         for name in value if isinstance(value, list) else [value]:
             artifact = described(Path(name)) if isinstance(name, str | Path) else None

@@ -1,4 +1,4 @@
-"""The commands of `train.py`, `evaluate.py` and `study.py`, which `aligners` runs as well, and how one is run."""
+"""The table of commands of `train.py`, `evaluate.py` and `study.py`, which `aligners` shares, and how one is run."""
 
 from __future__ import annotations
 
@@ -148,15 +148,15 @@ def run_script(
     skip: int = 1,
     modules: Sequence[str] = (),
 ) -> None:
-    """Run the command of a script that the first word names.
+    """Run the command that the first word names.
 
     Args:
         script: its name, without `.py`.
-        args: the words after it; errors are raised. By default those of the process, which then ends with a message
-            and an exit status where the user can fix the error.
+        args: the words after it; errors are raised. By default those of the process, which then ends with a message and
+            an exit status if the user can fix the error.
         program: what the user typed before the words. Default: the script's file.
-        skip: how many words of the process that was.
-        modules: that are imported before a command runs, such as what registers tables of studies.
+        skip: number of words of the process that `program` stands for.
+        modules: modules that are imported before a command runs, such as those that register tables of studies.
     """
     program = program or f"{script}.py"
     if args is not None:
@@ -190,7 +190,7 @@ def find(script: str, name: str) -> Command:
 
 @cache
 def known_options(script: str, name: str) -> dict[str, Any]:
-    """What a command's parser says: as it was kept, or else asked for now, which takes as long as all imports.
+    """Return what a command's parser says, from the cache or by making the parser, which takes all imports.
 
     Returns: see `aligners.cli.known.describe_options.describe`.
     """
@@ -208,7 +208,7 @@ def known_options(script: str, name: str) -> dict[str, Any]:
 
 
 def _run(script: str, words: list[str], program: str, modules: Sequence[str]) -> None:
-    # Batches differ in shape, and oneDNN keeps what it has compiled for each of the last 1,024: memory without end.
+    # Batches differ in shape, and oneDNN caches compiled code for the last 1,024 shapes, which takes ever more memory.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     name = words[0] if words else ""
     if name in ("-h", "--help"):
@@ -250,7 +250,7 @@ def _run_command(
 
 
 def _say_that_it_begins(about: Mapping[str, Any]) -> None:
-    """Say at once what takes the next seconds, unless an earlier command of this process has imported it already."""
+    """Announce what takes the next seconds, unless an earlier command of this process has imported it already."""
     if "lightning" not in sys.modules and _is_first_rank():
         reads = "data.batch_size" in about["options"]
         _say("Loading models ..." if reads else "Loading ...")
@@ -265,7 +265,7 @@ def _say(line: str) -> None:
 
 
 def _versions() -> str:
-    """The versions of this package and of those on which its numbers depend; none of them is imported."""
+    """Return the versions of this package and of those on which its numbers depend, without importing them."""
     others = [
         f"{package} {version(package)}"
         for package in ("torch", "lightning", "transformers")
@@ -284,10 +284,10 @@ def _usage(program: str, script: str) -> str:
 
 
 def import_first() -> None:
-    """Import what every W&B run needs, then Lightning: W&B inspects all loaded modules, and many take it long.
+    """Import what every W&B run needs, then Lightning: W&B inspects all loaded modules, and many take long.
 
-    No garbage is looked for meanwhile, nor among all this later: modules stay, and the search took a tenth of the time
-    to the first step of a fit.
+    The garbage collector is off meanwhile, and ignores these modules later: they stay, and searching them took a tenth
+    of the time to the first step of a fit.
     """
     gc.disable()
     try:
@@ -295,7 +295,7 @@ def import_first() -> None:
             with suppress(ImportError):
                 import wandb.sdk.launch.inputs.internal  # noqa: F401
         if not {"torchmetrics", "scipy.signal"} & sys.modules.keys():
-            # half of SciPy, which torchmetrics would import for an audio metric
+            # half of SciPy, which torchmetrics would import for one audio metric
             sys.modules["scipy.signal"] = cast(Any, SimpleNamespace(hamming=None))
             import torchmetrics  # noqa: F401
 

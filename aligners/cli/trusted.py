@@ -73,7 +73,7 @@ def let_import(words: Sequence[str]) -> None:
     """From now on, the modules may be imported that a command line names.
 
     Args:
-        words: of the command line, after the command.
+        words: words of the command line, after the command.
     """
     for value in _values("imports", words):
         given = _loaded(value)
@@ -177,7 +177,7 @@ def check_typed(options: Mapping[str, Any], words: Sequence[str]) -> None:
 
     Args:
         options: by their dotted names, as plain values.
-        words: of the command line.
+        words: words of the command line.
 
     Raises:
         UserError: it does.
@@ -197,7 +197,7 @@ def _typed(option: str, words: Sequence[str]) -> Iterator[Any]:
 
     Args:
         option: its dotted name.
-        words: of the command line; a file that they name gives nothing.
+        words: words of the command line; a file that they name gives nothing.
     """
     parts = option.split(".")
     for first in range(1, len(parts) + 1):

@@ -39,7 +39,7 @@ def save_sealed(
     Args:
         save: `save_file` of safetensors.
         tensors: by name.
-        path: of the file.
+        path: path of the file.
         metadata: what else it says.
     """
     save(dict(tensors), path, {**metadata, NAME: UNKNOWN})
@@ -130,7 +130,7 @@ def check_model(folder: Path, endings: tuple[str, ...]) -> None:
     """Raise if files of a model are not those that `seal_model` saw, where it was called.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         endings: of the files that are checked: `WEIGHTS` or `WORDS`.
 
     Raises:

@@ -65,7 +65,7 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
     Args:
         place: a folder, or a name on the Hub.
         revision: branch, tag or commit on the Hub, unless the name has one.
-        options: of `huggingface_hub.snapshot_download`, such as `token` and `cache_dir`.
+        options: options of `huggingface_hub.snapshot_download`, such as `token` and `cache_dir`.
 
     Raises:
         ValueError: there is neither a folder nor a name of that form, or the Hub does not give it.
@@ -143,7 +143,7 @@ def own_file(folder: Path, name: str) -> Path | None:
 
     Args:
         folder: on this machine; in the Hub's cache, files are links to others of the same repository.
-        name: of the file, which may stand in a folder below.
+        name: name of the file, which may stand in a folder below.
 
     Raises:
         ValueError: it is a link that leads out of the folder: what it leads to is not the folder's to publish.

@@ -59,7 +59,7 @@ def read_json(path: Path, what: str, advice: str) -> dict[str, Any]:
     """Read names and values from a JSON file; numbers that JSON does not have, such as NaN, are None.
 
     Args:
-        path: of the file.
+        path: path of the file.
         what: it is, such as "a report".
         advice: what to do if it is damaged.
 

@@ -13,6 +13,6 @@ def table_beside(module: str, name: str) -> Any:
 
     Args:
         module: the module's `__file__`.
-        name: of the file.
+        name: name of the file.
     """
     return yaml.safe_load(Path(module).with_name(name).read_text(encoding="utf-8"))

@@ -355,7 +355,7 @@ def measured_columns(
         score: the task's.
         scores: (M, C, n) of C conditions: `correct`, `loss` and `answer` of each held-out text.
         labels: (n,).
-        seed: of the resampling.
+        seed: seed of the resampling.
     """
     accuracy = interval(scores["correct"].mean(0), seed=seed)
     found = named("accuracy", accuracy)

@@ -224,7 +224,7 @@ class TrueTrees(NamedTuple):
     """The true trees of B sentences of up to W words.
 
     Attributes:
-        heads: of each word, (B, W); -100 where there is none.
+        heads: heads of each word, (B, W); -100 where there is none.
         relations: of each word to its head, likewise.
         read: whether the model has read the word and its head, (B, W) bool.
     """
@@ -363,7 +363,7 @@ def token_columns(scores: Measures, seed: int) -> Measures:
 
     Args:
         scores: `COUNTS` of each text, (1, 1, n).
-        seed: of the resampling.
+        seed: seed of the resampling.
     """
     weight = scores["weight"][0]
     accuracy = interval(scores["other"][0], weight, seed=seed)

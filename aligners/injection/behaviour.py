@@ -181,7 +181,7 @@ class Behaviour:
         route: from X into Y.
         asked: the task of the held-out texts.
         whole: methods that need no site, out of `OF_LABELS` or `OF_TOKENS`; `native` is Y itself.
-        seed: of the random floors.
+        seed: seed of the random floors.
         token_counts: (V,) number of times each token occurs in the fitting texts, for `unigram`.
         source_pooler: whether to score Y's classifier on the output of X's pooler too, at Y's last site.
     """
@@ -355,7 +355,7 @@ def behaviour_columns(
         table: quantity -> (methods, S, texts).
         native: quantity -> (texts,), scores of Y itself.
         asked: the task of the texts.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
     """
     total = native["units"].sum()
     units = native["units"].expand_as(table["loss"])

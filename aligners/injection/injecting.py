@@ -73,7 +73,7 @@ class Evaluation(pl.LightningModule):
         meta: what the report says once for all rows.
 
     Args:
-        seed: of the random floors and of the resampling of texts.
+        seed: seed of the random floors and of the resampling of texts.
     """
 
     kind: type[TextModule]
@@ -193,7 +193,7 @@ class InjectionEvaluation(Evaluation):
             them. One that cannot be fitted is left out, and `meta["refusals"]` says why.
         both_directions: also map Y's states into X: with the inverse of a bijective aligner, and for any other with an
             aligner fitted from Y to X.
-        seed: of the random floors and of the resampling of texts.
+        seed: seed of the random floors and of the resampling of texts.
         other_text: another source; on its held-out texts errors are measured too, for the columns `fvu_other`. Texts
             that maps were fitted on are left out, and `meta["other_text"]` says how many.
         masked_share: share of the tokens that a masked language model must predict.

@@ -230,8 +230,8 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
 
     Args:
         route: the route from X into Y.
-        moments: of the fitting rows of that kind, in the route's direction.
-        seed: of the random states.
+        moments: moments of the fitting rows of that kind, in the route's direction.
+        seed: seed of the random states.
     """
     floors: dict[str, Aligner] = {"mean": Mean(*route.sizes)}
     if route.source.width == route.target.width:

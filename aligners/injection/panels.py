@@ -133,7 +133,7 @@ def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
         table: quantity -> (methods, S, texts).
         rows: number of rows of all texts.
         width: d_y.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
     """
     sums = {name: values.sum(-1) for name, values in table.items()}
     worst = table["gap"].amax(-1)
@@ -187,7 +187,7 @@ class Panel(nn.Module):
         route: from X into Y.
         methods: floors and maps.
         texts: number of held-out texts.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
         kind: kind of the rows, as a report writes it.
         means: (S, d_x) and (S, d_y) means of the fitting rows of this kind. Without Y's mean no errors are measured;
             without X's mean, none of inverses.

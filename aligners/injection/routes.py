@@ -136,7 +136,7 @@ def check_routes(
     """Raise if a route cannot be stitched, or if its loss would mean something else.
 
     Args:
-        routes: of the run.
+        routes: routes of the run.
         labels: (n,) classes of the held-out texts; None: they have none.
         source: name of the texts, for messages.
         allow_mixed: allow routes from a model that sees the next token to one that must predict it.
@@ -243,7 +243,7 @@ class InjectedTask:
             data: the texts, and the models, which are loaded now.
             routes: between its models; the task is that of the first target that can be injected into.
             masked_share: share of the tokens that a masked language model must predict.
-            seed: of the random floors.
+            seed: seed of the random floors.
 
         Raises:
             ValueError: the labels are not those of a target's head.

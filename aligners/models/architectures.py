@@ -114,7 +114,7 @@ class Architecture:
 
         Args:
             kind: name of the class.
-            config: of the model. An encoder may be made to be a decoder by it.
+            config: configuration of the model. An encoder may be made to be a decoder by it.
         """
         if self.rereads:
             return None

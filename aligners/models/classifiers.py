@@ -38,7 +38,7 @@ def drawn(
     Args:
         model: the model, which stays unchanged.
         names: paths of the parts, in the order of drawing.
-        seed: of the weights.
+        seed: seed of the weights.
     """
     originals = {name: model.get_submodule(name) for name in names}
     fresh = {name: copy.deepcopy(part).cpu() for name, part in originals.items()}

@@ -58,7 +58,7 @@ def embedded_model(
     may ask at once: one trains, the others wait.
 
     Args:
-        seed: of the initial weights, dropout, masks, and the order of the texts.
+        seed: seed of the initial weights, dropout, masks, and the order of the texts.
         texts: to train on; no text that anything is evaluated on.
         labels: class of each text, 0, 1, ...; language models ignore them.
         recipe: how to train, which also determines the kind of model; default: `Recipe()`, a classifier.

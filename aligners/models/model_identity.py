@@ -163,7 +163,7 @@ def code_not_run(
     Args:
         model: as it was loaded.
         tokenizer: likewise.
-        name: of the model, for the sentences.
+        name: name of the model, for the sentences.
 
     Returns:
         At most one sentence.

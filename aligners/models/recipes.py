@@ -99,9 +99,9 @@ class ByTexts(Size):
     Args:
         epochs: passes over the texts.
         batch: texts per step, of similar length.
-        learning_rate: of AdamW, reached after the warm-up and then falling linearly to 0.
+        learning_rate: learning rate of AdamW, reached after the warm-up and then falling linearly to 0.
         warm_up: share of the steps in which the learning rate rises.
-        weight_decay: of AdamW.
+        weight_decay: weight decay of AdamW.
     """
 
     epochs: int = 4
@@ -211,11 +211,11 @@ class LanguageRecipe(Size):
     `steps` · `batch` of them, each read once, in an order drawn by the seed; where there are fewer, again.
 
     Args:
-        steps: of the optimiser.
+        steps: steps of the optimiser.
         batch: sequences per step.
-        learning_rate: of AdamW, reached after the warm-up and then falling linearly to 0.
+        learning_rate: learning rate of AdamW, reached after the warm-up and then falling linearly to 0.
         warm_up: share of the steps in which the learning rate rises.
-        weight_decay: of AdamW.
+        weight_decay: weight decay of AdamW.
     """
 
     layers: int = 3

@@ -50,7 +50,7 @@ def unexplained(line: Sequence[Row], column: str = "fvu", of: str = "") -> str:
 
     Args:
         line: rows of a method.
-        column: of an FVU.
+        column: column of an FVU.
         of: what follows the share, such as " of the variance".
     """
     fvus = values(line, column)

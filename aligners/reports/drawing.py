@@ -95,7 +95,7 @@ def panels(
         margins: width and height in inches of what surrounds the panels.
         boxed: whether a panel has a frame on all four sides.
         font: its size in points.
-        options: of `Figure.subplots`, such as `sharey`.
+        options: options of `Figure.subplots`, such as `sharey`.
     """
     across = min(abreast, count)
     down = math.ceil(count / across)
@@ -140,7 +140,7 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
     """Return how to draw each method: known ones look the same in every figure, others take what is left.
 
     Args:
-        names: of the methods of a figure.
+        names: names of the methods of a figure.
     """
     colours = list(LOOKS["methods"].values())
     floors = list(FLOORS)

@@ -78,8 +78,8 @@ class FinishedRun(NamedTuple):
     """A run and its report.
 
     Attributes:
-        folder: of the run.
-        kind: of report, from `aligners.reports.finished_runs.KINDS`.
+        folder: folder of the run.
+        kind: kind of report, from `aligners.reports.finished_runs.KINDS`.
         report: as it was written, its sentences included.
         config: the run's options as they were resolved, as YAML; empty where there are none.
     """

@@ -27,7 +27,7 @@ class Report:
         figures: name of the file -> function that draws it.
         screen: tables to show, with short names of models.
         note: a line below them.
-        title: of its page; default: its name.
+        title: title of its page; default: its name.
         lead: what it found, in two or three sentences.
         sentences: further findings.
         captions: name of a figure, or what it begins with -> what it shows and what to look at.

@@ -65,7 +65,7 @@ class SiteTable:
         """Add a row; cells that are left out at its end are empty.
 
         Args:
-            cells: of the first columns.
+            cells: cells of the first columns.
             style: of the whole row, as rich names it.
         """
         left_out = [""] * (len(self.columns) - len(cells))
@@ -190,7 +190,7 @@ def open_where_there_is_a_desktop(path: Path, wanted: WhenToOpen = "auto") -> bo
     """Open a file in the browser, and tell whether it was.
 
     Args:
-        path: of the file.
+        path: path of the file.
         wanted: `auto`: where a person sits at a desktop; `true`: wherever a browser is found; `false`: never.
     """
     if wanted == "false" or (wanted == "auto" and not _desktop()):

@@ -20,7 +20,7 @@ def page(template: str, **values: Any) -> str:
 
     Args:
         template: name of its file.
-        values: of the template.
+        values: values of the template.
     """
     loader = FileSystemLoader(PAGES)
     environment = Environment(

@@ -43,7 +43,7 @@ def new_number(folder: Path, before: str | None = None) -> str:
     It is kept before W&B starts, so that a process that is killed at any time goes on with the same run.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         before: number of the interrupted run that it goes on with. WANDB_RUN_ID, as an agent of a sweep sets it, has
             precedence.
     """
@@ -70,8 +70,8 @@ def start_run(
 
     Args:
         folder: where its files are kept.
-        name: of the run.
-        kind: of job.
+        name: name of the run.
+        kind: kind of job.
         group: of runs that belong together; default: WANDB_RUN_GROUP, or none.
         number: its id; a run of this id goes on. Default: WANDB_RUN_ID, or a new one.
     """
@@ -188,7 +188,7 @@ def described(path: Path) -> RunArtifact | None:
     """What a file of maps, layers or probes is, or a shared folder with one; None for anything else.
 
     Args:
-        path: of the file. Only its header is read.
+        path: path of the file. Only its header is read.
     """
     if path.is_dir():
         path = path / SHARED
@@ -255,7 +255,7 @@ def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
 
     Args:
         run: at W&B.
-        folder: of the run.
+        folder: folder of the run.
         upload: whether W&B gets the files themselves.
     """
     names = []

@@ -24,7 +24,7 @@ class Kind:
 
     Attributes:
         script: `train` or `evaluate`.
-        command: of that script.
+        command: command of that script.
         names: data options of the command that say which models, and which pairs of them.
         report: file with the rows in the command's folder; None: the command leaves a model and no rows.
         table: name of the table that the rows go into; None: none.
@@ -64,7 +64,7 @@ class Instance:
 
     Attributes:
         name: as in the study file, whatever the stage.
-        stage: of the model.
+        stage: stage of the model.
         path: name by which a command loads it.
         cell: the cell that makes it; None: it is there.
         tuned_on: name of the task that it was fine-tuned on; None: on none.
@@ -86,7 +86,7 @@ class Cell:
         kind: one of `KINDS`.
         task: name of the task; None: it matters to no cell of this kind.
         models: that it is about, in the order of the command.
-        options: of the command.
+        options: options of the command.
         needs: ids of the cells that must be done before.
     """
 
@@ -161,7 +161,7 @@ class Size:
 
     Attributes:
         layers: number of blocks, L.
-        width: of the states, d.
+        width: width of the states, d.
         vocabulary: number of tokens.
         head: task of its head: classification, masked or causal; None: no head, or not known.
         known: whether the size was read; otherwise it is a guess.
@@ -230,7 +230,7 @@ def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:
 
     Args:
         cell: the cell.
-        sizes: of the models by their names in the study file.
+        sizes: sizes of the models by their names in the study file.
     """
     found = []
     for model in cell.models:

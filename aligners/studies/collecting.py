@@ -62,7 +62,7 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
     Rows are read one by one and written by columns, a part of a table at a time.
 
     Args:
-        folder: of the study.
+        folder: folder of the study.
 
     Returns:
         The Parquet file of each table.
@@ -102,7 +102,7 @@ def _described(row: Row, meta: Row, about: Row) -> Row:
     """A row of a cell's report, after what it is about, as the study file names it.
 
     Args:
-        row: of the report.
+        row: row of the report.
         meta: of the report.
         about: columns of the row's cell and models.
     """
@@ -125,7 +125,7 @@ class _About:
 
     Args:
         cell: what the cell is.
-        groups: of the study.
+        groups: groups of the study.
     """
 
     def __init__(self, cell: Row, groups: Models) -> None:
@@ -183,7 +183,7 @@ class _Table:
     """A table that is kept in parts until all of its columns and their types are known: those of all rows together.
 
     Args:
-        folder: of the parts.
+        folder: folder of the parts.
     """
 
     def __init__(self, folder: Path) -> None:

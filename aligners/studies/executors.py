@@ -118,7 +118,7 @@ def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
 
     Args:
         gpus: all.
-        devices: of a process. GPUs that are left over are not used.
+        devices: devices of a process. GPUs that are left over are not used.
 
     Raises:
         ValueError: there are fewer, or they are parts of GPUs: a process sees only one of those.
@@ -269,9 +269,9 @@ def make_executor(
         name: one of `EXECUTORS`.
         workers: cells at a time.
         gpus: see `Processes`.
-        folder: of the study.
-        options: of the executor.
-        devices: of a cell; a job reserves as many GPUs, unless `options` say how many.
+        folder: folder of the study.
+        options: options of the executor.
+        devices: devices of a cell; a job reserves as many GPUs, unless `options` say how many.
 
     Raises:
         ValueError: there is no such executor or option, too few GPUs for a cell, or its package is not installed.

@@ -94,7 +94,7 @@ class _Cells:
         """Make a cell, unless it is there.
 
         Args:
-            kind: of the cell.
+            kind: kind of the cell.
             task: its task; None: it reads no texts.
             models: that it is about.
             given: options that belong to this cell alone.
@@ -229,7 +229,7 @@ class _AtStage:
     Args:
         cells: that these are added to.
         task: the task.
-        stage: of the models.
+        stage: stage of the models.
     """
 
     def __init__(self, cells: _Cells, task: str, stage: Stage) -> None:

@@ -39,7 +39,7 @@ def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list
 
     Args:
         plain: content of the study file, with all defaults.
-        folder: of the rehearsal.
+        folder: folder of the rehearsal.
 
     Returns:
         Content of the rehearsal's study file, and what was replaced and cut, in lines.

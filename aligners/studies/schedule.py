@@ -60,8 +60,8 @@ class Schedule:
     """The cells that are to run.
 
     Args:
-        folder: of the study.
-        cells: of the study, each after those that it needs.
+        folder: folder of the study.
+        cells: cells of the study, each after those that it needs.
         run_cell: runs one of them, in whatever process: from the study's folder and the cell's id to how it ended:
             `done`, `failed` or `busy`.
         say: shows a line.

@@ -100,7 +100,7 @@ class Pairs:
 
     Args:
         random: so many of them, drawn by `seed`.
-        seed: of the draw.
+        seed: seed of the draw.
         given: these, each a list of two names.
         same: each model with itself as well, where maps are fitted.
     """
@@ -143,7 +143,7 @@ class Work:
     """One kind of cell.
 
     Args:
-        options: of the command, as its config files have them.
+        options: options of the command, as its config files have them.
         stages: at which stages of the models; default: all those of the study.
         tasks: on which tasks; default: all.
     """
@@ -158,7 +158,7 @@ class Probing(Work):
     """Probes of every model.
 
     Args:
-        options: of `train.py probe`.
+        options: options of `train.py probe`.
         stages: at which stages of the models; default: all those of the study.
         tasks: on which tasks; default: all.
         texts: name -> data options of further annotated sentences, such as {text: {source: FILE}}, each for cells of
@@ -173,7 +173,7 @@ class Finetuning:
     """Fine-tuning of every model on every task, where anything needs it.
 
     Args:
-        options: of `train.py finetune`.
+        options: options of `train.py finetune`.
         copies: so many times, with seeds 0, 1, ...
         tasks: task -> options of its own, which take precedence.
     """
@@ -188,7 +188,7 @@ class Fitting(Work):
     """Maps of every pair.
 
     Args:
-        options: of `train.py fit`.
+        options: options of `train.py fit`.
         stages: at which stages of the models; default: all those of the study.
         tasks: on which tasks; default: all.
         pairs_at_once: pairs in one bank, and so in one cell, which reads each of its models once a batch. They need
@@ -205,7 +205,7 @@ class Comparison(Work):
     """A comparison of layers.
 
     Args:
-        options: of `evaluate.py similarity`.
+        options: options of `evaluate.py similarity`.
         stages: at which stages of the models; default: all those of the study.
         tasks: on which tasks; default: all.
         across_stages: whether models of different stages are compared, too.
@@ -224,7 +224,7 @@ class Study:
     """Many models, tasks, pairs and maps.
 
     Args:
-        name: of the study, of its folder runs/NAME, and of the group of its W&B runs.
+        name: name of the study, of its folder runs/NAME, and of the group of its W&B runs.
         models: which models.
         tasks: name -> data options, such as {text: {source: sst2}}.
         stages: `pretrained`: the models as they are; `finetuned`: fine-tuned on the task; `random`: untrained twins.

@@ -56,7 +56,7 @@ class StudyFolder:
     `cell.json` says what it is, `run/` is the folder of its command, and it is done once `result.json` is there.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self, path: Path) -> None:

@@ -38,7 +38,7 @@ def read_rows(
         model: the model.
         inputs: inputs of a batch (B, T).
         sites: sites in any order.
-        rows: of the batch.
+        rows: rows of the batch.
         component: what is read at a site.
         stored: the states that a store has of the batch; if given, the model is not run.
     """
@@ -118,7 +118,7 @@ def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> Chos
 
     Args:
         texts: a batch on the CPU.
-        kind: of the rows.
+        kind: kind of the rows.
         leave_out_far: whether rows that are far from all others are left out; otherwise they are marked.
     """
     rows = rows_of_each(texts, kind)
@@ -281,7 +281,7 @@ class PairReader:
     Args:
         models: all models; one may be listed several times, and is read once.
         links: columns to pair, in the order of the leading axis.
-        kind: of the rows.
+        kind: kind of the rows.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
         token_pairs: pairs of tokens that are the rows, in place of `kind`; the attention weights that the heads of a
             block give them are then read.

@@ -34,7 +34,7 @@ class SeenTypes:
     Attributes:
         kind: `tokens`: entries of the vocabulary, as it writes them; `words`: case-folded words; None: the rows had no
             types.
-        names: of the types.
+        names: names of the types.
     """
 
     kind: Kind | None
@@ -55,8 +55,8 @@ class RowTypes:
     """The type of each row of a split.
 
     Attributes:
-        kind: of the types.
-        names: of the types, by number.
+        kind: kind of the types.
+        names: names of the types, by number.
         number: (R,) int type of each row, text by text, in the order of the rows.
         counts: (n,) rows of each text.
         always: types that are never held out: special tokens.
@@ -100,7 +100,7 @@ def types_of(
     """Find the types of a split's rows, with words case folded; None if rows of this kind have no types.
 
     Args:
-        kind: of the rows.
+        kind: kind of the rows.
         data: a split, tokenised with its words if the rows are words.
         texts: the same split as text.
         tokenizer: tokenizer of the first model.

@@ -54,7 +54,7 @@ class TokenPairs:
         special_tokens: whether special tokens attend and are attended to.
         causal: whether tokens attend to earlier tokens only.
         share: share of all such rows that are drawn.
-        seed: of the draw.
+        seed: seed of the draw.
         mean: whether rows are means over the attending tokens.
     """
 

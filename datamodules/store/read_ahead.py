@@ -150,7 +150,7 @@ class StoredLoader(DataLoader):
     Args:
         data: the texts.
         stored: stored states of each model that has any.
-        options: of `DataLoader`.
+        options: options of `DataLoader`.
     """
 
     def __init__(

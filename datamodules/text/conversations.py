@@ -42,7 +42,7 @@ def template_of(
 
     Args:
         chosen: one of the models, or a Jinja file. Default: the template that the models share.
-        tokenizers: of the models, by their names; None: there are no models.
+        tokenizers: tokenizers of the models, by their names; None: there are no models.
 
     Raises:
         ValueError: there is no such file or model, or the models have no template, or different ones.

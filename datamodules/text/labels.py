@@ -308,7 +308,7 @@ def class_map(
 
     Args:
         head: names of the head's classes, by number.
-        names: of the texts' classes, by number; None: they have none.
+        names: names of the texts' classes, by number; None: they have none.
         classes: how many classes the texts have.
         given: a map to use instead. It gives, for each class of the texts, by name or number, the classes of the head
             that answer it, by numbers or names. Their probabilities are added; of {largest: [...]}, the largest counts.
@@ -378,7 +378,7 @@ def by_number(
 
     Args:
         head: as for `class_map`, where no map is given.
-        names: of the texts' classes.
+        names: names of the texts' classes.
         classes: number of classes that the texts have.
         model: name of the head's model.
         source: where the texts come from.

@@ -148,7 +148,7 @@ def read_source(source: TextSource, tokenizers: Tokenizers | None = None) -> Raw
 
     Args:
         source: the user's options.
-        tokenizers: of the models, by their names.
+        tokenizers: tokenizers of the models, by their names.
     """
     cautions: list[str] = []
     tables, added = _open(source, cautions.append)
@@ -333,7 +333,7 @@ class _StreamReader:
     later. Without `TextSource.deduplicate` it counts like any other row.
 
     Args:
-        columns: of the text.
+        columns: columns of the text.
         kept: these columns, and that of the labels.
         source: the user's options.
     """

@@ -136,7 +136,7 @@ class _Found:
 
     Attributes:
         separator: separator between two values.
-        names: of the columns.
+        names: names of the columns.
         sample: the first rows below them.
         short: number of rows with fewer values than columns.
         first_short: the first such row.

@@ -153,7 +153,7 @@ def _named(
         source: the user's options.
         say: receives cautions; there are none.
         dataset: its id on the Hub.
-        revision: of the data set, unless the user names one.
+        revision: revision of the data set, unless the user names one.
         about: for questions with several answers, the columns as `_answers` takes them.
     """
     splits = _hub(

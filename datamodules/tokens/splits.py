@@ -64,7 +64,7 @@ def pack(
         split: a split with the columns text and id; `label` is ignored.
         tokenizer: tokenizer of the models.
         length: number of tokens of a sequence.
-        name: of the split, for messages.
+        name: name of the split, for messages.
 
     Returns:
         The sequences, with the columns input_ids, special_tokens_mask (1 at end-of-text tokens), length and id (0, 1,

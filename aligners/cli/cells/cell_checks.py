@@ -17,7 +17,7 @@ from aligners.studies.cells import Cell, Size, sizes_in
 
 
 class Tried(NamedTuple):
-    """A cell that is checked: its options as values and instantiated, its models, and which of them are paired."""
+    """A cell to check: its options as values and instantiated, its models, and which of them are paired."""
 
     parsed: Namespace
     made: Namespace
@@ -37,9 +37,9 @@ def check_cells(
     """Raise if a cell could not run with its models.
 
     Args:
-        cells: of the study.
-        options: what the commands say of their options.
-        sizes: of the models.
+        cells: cells of the study.
+        options: options of every kind of cell.
+        sizes: sizes of the models.
 
     Raises:
         ValueError: a map or identity stitching that needs equal widths or numbers of heads, sites or layers that a
@@ -75,7 +75,7 @@ def _tried(cell: Cell, options: CellOptions, sizes: list[Size]) -> Tried:
 
 
 def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
-    """Say which cells inject nothing because a model has no head; their errors are measured."""
+    """Report which cells inject nothing because a model has no head; only their errors are measured."""
     headless = Counter[str]()
     for cell in cells:
         if cell.kind != "inject" or cell.stage == "finetuned":
@@ -107,7 +107,7 @@ def _one_width(cell: Tried) -> None:
 
 
 def _maps(cell: Tried, *, of: str = "width") -> None:
-    """Every map can be built between the widths of the models, or their numbers of heads, as far as they are known."""
+    """Check that every map can be built for the models' widths, or numbers of heads, as far as these are known."""
     for x, y in cell.pairs:
         d_x, d_y = getattr(cell.sizes[x], of), getattr(cell.sizes[y], of)
         if d_x is not None and d_y is not None:
@@ -152,7 +152,7 @@ def _has(option: str, site: int, cell: Tried, model: int, least: int) -> None:
 
 
 def _heads(cell: Tried) -> None:
-    """All models that are stitched into have heads, of one task."""
+    """Check that all models that are stitched into have heads, of one task."""
     targets = {
         cell.names[y]: cell.sizes[y].head for _, y in cell.pairs if cell.sizes[y].known
     }

@@ -45,7 +45,7 @@ class CellOptions:
         try:
             return _parser(kind).parse_object(
                 deepcopy(options)
-            )  # it writes into what it is given
+            )  # parsing writes into its argument
         except UserError as error:
             raise UserError(
                 f"Expected `{kind}` and `data` of the study to hold options of `{command}`, which `{command} --help` "
@@ -82,13 +82,13 @@ class CellOptions:
 
 
 def _command(kind: str) -> Command:
-    """The command that cells of a kind call."""
+    """Return the command that cells of a kind call."""
     return find(KINDS[kind].script, KINDS[kind].command)
 
 
 @cache
 def _parser(kind: str) -> ArgumentParser:
-    """Its parser."""
+    """Return its parser."""
     parser = _command(kind).parser()
     parser.prog = f"{KINDS[kind].script}.py {KINDS[kind].command}"
     return parser
@@ -96,7 +96,7 @@ def _parser(kind: str) -> ArgumentParser:
 
 @cache
 def _defaults(kind: str) -> Namespace:
-    """All options of the command and their defaults."""
+    """Return all options of the command and their defaults."""
     return _parser(kind).get_defaults()
 
 
@@ -105,7 +105,7 @@ def model_sizes(study: Study, *, guess: bool) -> dict[str, Size]:
 
     Args:
         study: the study.
-        guess: whether a model that cannot be reached has a size that is a guess.
+        guess: whether to guess the size of a model that cannot be reached.
 
     Raises:
         ValueError: there is no such model, or it cannot be reached.
@@ -122,14 +122,14 @@ def model_sizes(study: Study, *, guess: bool) -> dict[str, Size]:
 
 
 def keep_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
-    """Have cells keep one row a text, where no other cell of a store reads more of the same texts.
+    """Let cells keep one row per text, where no other cell of a store reads more of the same texts.
 
-    A store of tokens serves all cells, and is the smallest that does where some read tokens or words. No id changes.
-    `data.store_rows` of the study file comes first.
+    A store of tokens serves all cells, and is needed if some of them read tokens or words. Ids of cells do not change.
+    `data.store_rows` of the study file takes precedence.
 
     Args:
-        cells: of a study.
-        options: what the commands say of their options.
+        cells: cells of a study.
+        options: options of every kind of cell.
     """
     by_id = {cell.id: cell for cell in cells}
     texts_of: dict[str, str] = {}  # a cell that reads a store -> its texts
@@ -137,7 +137,7 @@ def keep_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
     for cell in cells:
         source = cell
         if cell.options.get("checkpoints"):
-            source = by_id[cell.needs[-1]]  # the fit, whose data options it has
+            source = by_id[cell.needs[-1]]  # the fit, whose data options the cell has
         unnamed = KINDS[source.kind].unnamed(source.options)
         read = options.resolve(source.kind, unnamed)
         if not _reads_store(cell, read, options):
@@ -156,7 +156,7 @@ def keep_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
 
 
 def _texts_in(read: Mapping[str, Any]) -> str:
-    """What the options of a cell say of its texts, as one string."""
+    """Return, as one string, what the options of a cell say of its texts."""
     values = []
     for name in sorted(read):
         if name.startswith("data.text."):
@@ -165,7 +165,7 @@ def _texts_in(read: Mapping[str, Any]) -> str:
 
 
 def _reads_store(cell: Cell, read: Mapping[str, Any], options: CellOptions) -> bool:
-    """Whether a cell takes states from a store, which has neither attention weights nor states beside them."""
+    """Tell whether a cell takes states from a store, which holds neither attention weights nor sub-layers' states."""
     if cell.kind == "attention" or read.get("data.attention"):
         return False
     return options.accepts(cell.kind, "data.store_rows")
@@ -174,22 +174,24 @@ def _reads_store(cell: Cell, read: Mapping[str, Any], options: CellOptions) -> b
 def choose_banks(
     study: Study, options: CellOptions, sizes: Mapping[str, Size]
 ) -> tuple[Study, list[str]]:
-    """Choose `fit.pairs_at_once`, how many pairs of models share a bank, where a study file leaves it out.
+    """Choose `fit.pairs_at_once`, the number of pairs that share a bank, where a study file leaves it out.
 
-    It follows from widths, sites, maps and `fit.memory` alone, so that cells have the same ids on any machine.
+    It depends only on widths, sites, maps and `fit.memory`, so that cells have the same ids on any machine.
 
     Args:
         study: the study.
-        options: what the commands say of their options.
-        sizes: of the models.
+        options: options of every kind of cell.
+        sizes: sizes of the models.
 
     Returns:
-        The study with the number, and how it was chosen, in words.
+        The study with the number filled in, and a sentence on how it was chosen.
     """
     if study.fit is None or study.fit.pairs_at_once is not None:
         return study, []
     single = replace(study, fit=replace(study.fit, pairs_at_once=1))
-    fits: dict[object, Cell] = {}  # one for each task and sizes of models
+    fits: dict[
+        object, Cell
+    ] = {}  # one cell for each task and combination of model sizes
     widths: set[int] = set()
     for cell in expand(single, options):
         if cell.kind == "fit":
@@ -218,7 +220,7 @@ def choose_banks(
 def _memory(
     cell: Cell, options: CellOptions, sizes: Mapping[str, Size]
 ) -> tuple[int, int, int]:
-    """Sites of a fit, bytes that training one of them takes, and bytes of a model."""
+    """Return the number of sites of a fit, the bytes to train one of them, and the bytes of a model."""
     parsed, made = options.of(cell)
     x, y = sizes_in(cell, sizes)
     rows = most_rows(parsed.data.rows, parsed.data.batch_size, parsed.data.max_length)

@@ -1,4 +1,4 @@
-"""Runs one cell of a study, in whatever process, or in several, one for each of its devices."""
+"""Runs one cell of a study, in any process, or in several, one for each of its devices."""
 
 import ctypes
 import gc
@@ -42,26 +42,26 @@ from aligners.studies.study_folder import (
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 FINISHED = "finetuned.json"
 END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-# What a cell that was interrupted goes on from.
+# What an interrupted cell resumes from.
 GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")
 
 
 def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -> str:
     """Run a cell, unless it is done or another process has it.
 
-    Its result is written whole, at the end; its traceback, if it fails. What it prints goes to its log.
+    At the end its result is written whole, or its traceback if it fails. Its output goes to its log.
 
     Args:
-        study: the study's folder.
-        number: the cell's id.
-        devices: of the cell: as many processes compute, where its command can be divided and the result is the same.
+        study: folder of the study.
+        number: id of the cell.
+        devices: devices of the cell: one process for each computes, where the command can be divided without changing
+            the result.
         trust: whose code may run, besides this package's.
 
     Returns:
         `done`, `failed`, or `busy`.
 
-    Raises:
-        SystemExit: it was stopped.
+    Raises: SystemExit: the cell was stopped.
     """
     folder = StudyFolder(Path(study).resolve())
     place = folder.cell(number)
@@ -79,7 +79,7 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
                 _remove_refused(folder, number, str(error))
             return "failed"
         except SystemExit as end:
-            if end.code != MENDABLE:  # it was stopped
+            if end.code != MENDABLE:  # the cell was stopped
                 raise
             said = (place / LOG).read_text(encoding="utf-8")
             write_text(place / ERROR, f"Its options were not accepted:\n\n{said}")
@@ -91,7 +91,7 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
 
 
 def _remove_refused(folder: StudyFolder, number: str, said: str) -> None:
-    """Remove the first file of which an error says that the command does not go on from it."""
+    """Remove the first file from which, according to its error, the command cannot resume."""
     files = []
     for file in folder.goes_on_from(number):
         files.append(file.parent if file.name == FINISHED else file)
@@ -117,7 +117,7 @@ def _run(
         else:
             _run_on_devices(kind.script, words, devices, place / LOG)
     finally:
-        end_run(place)  # also what it went on from
+        end_run(place)  # also what the run resumed from
     seconds = round(time.perf_counter() - began, 2)
 
     found: dict[str, Any] = {"meta": {}, "rows": []}
@@ -134,18 +134,18 @@ def _run(
 
 
 def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) -> None:
-    """Run a command in a process from which Lightning starts the further ones.
+    """Run a command in a process from which Lightning starts the other ranks.
 
     Args:
         script: `train` or `evaluate`.
-        words: of the command line.
+        words: words of the command line.
         devices: number of processes.
-        log: to which this process prints, and so the others.
+        log: file that this process prints to, and thereby the others.
 
     Raises:
-        ValueError: the command has refused its options or files.
-        RuntimeError: it has failed.
-        SystemExit: it was stopped or killed.
+        ValueError: the command refused its options or files.
+        RuntimeError: the command failed.
+        SystemExit: the command was stopped or killed.
     """
     let_jobs_import()
     threads = int(os.environ.get(THREADS) or cpu_cores())
@@ -168,7 +168,7 @@ def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) 
     try:
         status = process.wait()
     except BaseException:
-        process.terminate()  # it saves its state at the end of the step
+        process.terminate()  # the process saves its state at the end of the step
         process.wait()
         raise
     if status < 0:
@@ -183,13 +183,13 @@ def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) 
 
 
 def _end_with_parent() -> None:
-    """In the new process: be killed once the process that started it is, so that no two work on one cell."""
+    """Have the new process killed when the process that started it ends, so that no two work on one cell."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
 
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
-    """The command line, after what an earlier attempt has left was put aside, to go on from."""
+    """Return the command line, after moving aside the remains of an earlier attempt so that they can be resumed."""
     options, run, before = place / OPTIONS, place / "run", place / "before"
     write_text(
         options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True)
@@ -198,7 +198,7 @@ def _words(cell: dict[str, Any], place: Path) -> list[str]:
     (place / ERROR).unlink(missing_ok=True)
     if (
         cell["kind"] == "finetune" or (run / PASSES).is_dir()
-    ):  # it goes on with what is missing
+    ):  # it computes what is missing
         return words
     if goes_on_from(run):
         remove(before)
@@ -209,7 +209,7 @@ def _words(cell: dict[str, Any], place: Path) -> list[str]:
 
 
 def end_run(folder: Path) -> None:
-    """Leave the process as it was before the runs in a folder, for the next cell."""
+    """Restore the process to its state before the runs in a folder, for the next cell."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
     release(folder)
@@ -228,7 +228,7 @@ def _states(place: Path) -> list[Path]:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Within it, all that the process prints goes to a file."""
+    """Context in which everything that the process prints goes to a file."""
     with open_own(path, "w") as file, ExitStack() as stack:
         for number, redirect in ((1, redirect_stdout), (2, redirect_stderr)):
             saved = os.dup(number)
@@ -243,5 +243,5 @@ def _logged(path: Path) -> Iterator[None]:
 
 @cache
 def _stream(number: int) -> TextIO:
-    """The one stream of this process to a descriptor, never closed: loggers keep it from one cell to the next."""
+    """Return this process's only stream to a descriptor, which is never closed: loggers keep it between cells."""
     return open(number, "w", encoding="utf-8", buffering=1, closefd=False)

@@ -15,7 +15,7 @@ def bijection(run: Run) -> None:
     """Measure what being a bijection costs between the states of two models.
 
     Maps of equal size are trained for equal numbers of steps on the same rows, and measured on held-out text in both
-    directions, beside the least error of a map that works in both directions.
+    directions, and compared with the smallest possible error of a map that works in both directions.
 
     Example: `--data.sites 2 --steps 100 300 --run runs/price`
     """

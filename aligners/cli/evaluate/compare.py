@@ -49,20 +49,21 @@ def compare(
     costs: int = 100,
     seed: int = 0,
 ) -> None:
-    """Say what changed from one model (model_x, old) to another (model_y, new) after an update.
+    """Report what changed from one model (model_x, old) to another (model_y, new) after an update.
 
-    Nothing beyond rounding, only coordinates, or from which block on and on which texts: by their answers, by their
-    states at every site, and by their weights, each beside what the old model differs from itself by rounding.
+    The verdict is nothing beyond rounding, only coordinates, or a change from some block on, with the texts that show
+    it. It rests on answers, on states at every site, and on weights, each compared with the effect of rounding on the
+    old model.
 
     Example: `--data.model_x embedded-gpt:0 --data.model_y embedded-gpt:1 --run runs/compared`
 
     Args:
         run: of the command.
-        maps: By which states of the old model may agree with those of the new: permutation, rotation, linear. None of
-            them (`[]`): states are compared as they are, and few texts do.
+        maps: Maps under which states of the old model may agree with those of the new: permutation, rotation, linear.
+            With none (`[]`), states are compared unmapped, and few texts suffice.
         checkpoints: Files aligners.safetensors of `train.py fit` between the two, whose maps are measured, too.
-        most: Texts to fit the maps on, and held-out texts to compare on, at most so many of each.
-        costs: On how many of them the old model's states are put into the new one, at 8 sites if there are more.
+        most: Most texts to fit the maps on, and most held-out texts to compare on.
+        costs: Number of them on which the old model's states are put into the new one, at 8 sites if there are more.
         seed: Of masks, batches, and the resampling of texts.
     """
     check_known(MAPS, maps=maps)
@@ -72,7 +73,7 @@ def compare(
     check_precision(trainer)
     if trainer.world_size > 1:
         raise UserError(
-            f"One process compares models, but `trainer.devices` makes {trainer.world_size}. Set it to 1."
+            f"One process compares models, but `trainer.devices` starts {trainer.world_size}. Set it to 1."
         )
     fitted = _read(data, stored, trainer.strategy.root_device)
     labelled, cautions = _labelled(data)
@@ -109,7 +110,7 @@ def compare(
 def _read(
     data: PairedActivations, stored: Sequence[StoredBank], device: torch.device
 ) -> dict[str, Any]:
-    """Make the data ready on a device, without texts that maps were fitted on; these maps, by their names."""
+    """Make the data ready on a device, without texts that maps were fitted on; return these maps by name."""
     data.prepare_data()
     data.setup("test")
     data.place_models(device)
@@ -126,7 +127,7 @@ def _read(
 
 
 def _labelled(data: PairedActivations) -> tuple[bool, list[str]]:
-    """Whether both models are classifiers of the texts' labels; their classes are then matched. And why not, if so."""
+    """Tell whether both models are classifiers of the texts' labels, and match their classes; if not, say why."""
     labels = data.split("test").labels
     if labels is None or any(
         model.task != "classification" or model.regression for model in data.frozen

@@ -30,9 +30,9 @@ SKIPPED = (
 def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     """Train probes on the states of Y, and let them read g(X), for every map g of a checkpoint and at every site.
 
-    What they get right is what the map has kept. Beside it stand Y's own states, probes that are trained on X, and
-    floors. It needs annotated sentences and any two models. Where maps are of tokens and Y has a head, the few
-    dimensions that a narrow probe reads are also swapped through the map, and Y's answers measured.
+    What they get right is what the map has kept. It is compared with Y's own states, probes trained on X, and floors.
+    Needs annotated sentences and any two models. If maps are of tokens and Y has a head, the few dimensions that a
+    narrow probe reads are also swapped through the map, and Y's answers are measured.
 
     Example: `--checkpoints runs/mine/aligners.safetensors --tasks pos --run runs/across`
 
@@ -56,7 +56,7 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 
 
 def _of_words(bank: StoredBank) -> dict[str, Any]:
-    """The data options of a checkpoint, but that all words are read, where they stand as tokens if tokens were."""
+    """Return a checkpoint's data options, changed to read all words, at the positions of tokens if it read tokens."""
     rows = bank.data_config["rows"]
     options = {
         name: value for name, value in bank.data_config.items() if name not in SKIPPED

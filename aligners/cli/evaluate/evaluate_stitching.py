@@ -22,8 +22,8 @@ def stitch(
 ) -> None:
     """Stitch models on held-out text and measure the penalty.
 
-    With a checkpoint of `train.py stitch`: its layers. Without: identity stitching between any number of models of one
-    width, at every block or on the whole grid of site pairs.
+    With a checkpoint of `train.py stitch`, its layers are measured. Without one, identity stitching is measured between
+    any number of models of one width, at every block or on the whole grid of site pairs.
 
     Example: `--checkpoint runs/stitched/stitching.safetensors --run runs/penalties`
 

@@ -77,7 +77,7 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 def _say_what_is_not_injected(
     options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str
 ) -> None:
-    """Say before anything is read where nothing can be injected, and reject labels that no head predicts."""
+    """Report, before anything is read, where nothing can be injected, and reject labels that no head predicts."""
     data = stream_of(trainer, PairedActivations)
     routes = paired_routes(data, both_directions=options.both_directions)
     task = InjectedTask.of(data, routes, masked_share=options.masked_share, seed=0)
@@ -111,4 +111,4 @@ def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
         tell(f"Saved {bank.path}")
     return (
         bank if run.options.closed_form else replace(bank, maps={})
-    )  # floors alone need its moments
+    )  # only the floors need its moments

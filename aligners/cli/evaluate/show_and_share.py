@@ -18,7 +18,7 @@ from aligners.reports.sharing.share_run import shared_from_run
 def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
     """Show the tables and findings of a finished run, and open its report.html.
 
-    The page of a run of an earlier version is made now. Nothing is computed anew.
+    If an earlier version made the run, its page is made now. Nothing is recomputed.
 
     Example: `runs/mine`
 
@@ -50,9 +50,9 @@ def share(
 ) -> None:
     """Write what a finished run has trained to a folder that others can load.
 
-    That is weights as safetensors, the models that they belong to with their fingerprints, and a card with what was
-    measured and what it is not good for. Every option that takes a file of maps takes such a folder, or its name on the
-    Hub. Paths and options of this machine are left out.
+    The folder has the weights as safetensors, the names and fingerprints of their models, and a card with what was
+    measured and the limits of use. Every option that takes a file of maps takes such a folder, or its name on the Hub.
+    Paths and options of this machine are left out.
 
     Example: `runs/mine shared/mine`
 
@@ -60,8 +60,8 @@ def share(
         run: Folder of a finished `train.py fit`, `universe`, `join`, `stitch` or `probe`, one of the folders pairs/X--Y
             of `fit_pairs` or `universe`, or a file of theirs; also a shared folder, or its name on the Hub.
         folder: New folder to write.
-        report: Folder of the run whose report makes the card. Default: RUN. A fit has figures of its validation texts
-            alone, so name the `evaluate.py inject` that measured it.
+        report: Folder of the run whose report makes the card. Default: RUN. A fit only has figures of its validation
+            texts, so name the `evaluate.py inject` run that measured it.
         names: Names under which others find the models, in their order. Default: as in RUN; a folder of this machine by
             the end of its path.
         models: Declare it for these models, though it was trained on others. Config and card then say so.

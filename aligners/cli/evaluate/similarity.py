@@ -21,7 +21,7 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
     """Measure how similar the layers of two or more models are on the same held-out text.
 
     Write a table, heat maps over all layer pairs, and lines along matching layers. After an interruption, the same
-    command with the same `--run` goes on after the last finished pass over the texts.
+    command with the same `--run` resumes after the last finished pass over the texts.
 
     Example: `--data.models embedded:0 embedded:1 --measures cka svcca --run runs/compared`
 
@@ -33,7 +33,7 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
     evaluation = run.build(SimilarityEvaluation)
     folder = (
         run.options.run
-    )  # of a comparison that was stopped, if it holds passes or no result
+    )  # the folder of a comparison that was stopped, if it holds passes or no result
     begun = is_begun(folder) and (
         (folder / PASSES).exists() or not (folder / RESULT).exists()
     )

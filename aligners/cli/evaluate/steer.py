@@ -25,7 +25,7 @@ def steer(
     carried: Path | None = None,
     probe: Path | None = None,
 ) -> None:
-    """Add directions to the states of a language model, on held-out text: their effect and cost, beside random ones.
+    """Add directions to the states of a language model, on held-out text: their effect and cost, next to random ones.
 
     The effect is the log-odds of given words, or what a probe reads; the cost is KL from the model's own answers, and
     the loss. With `--generate 8`, the model also continues the beginnings of 8 texts.
@@ -35,9 +35,10 @@ def steer(
     Args:
         run: of the command.
         artefacts: Folder of an artefact, or of several: directions that were found on this model.
-        carried: Likewise: directions that were brought from another model.
+        carried: Folder of an artefact, or of several: directions that were brought from another model.
         probe: Folder of one artefact of this model that reads states, a direction or a head, at the site of the
-            directions or later. The effect is what it reads: of a head its last logit minus its first, if it has two.
+            directions or later. The effect is its reading; for a head with several logits, the last logit minus the
+            first.
     """
     directions = [
         Direction(

@@ -1,4 +1,4 @@
-"""`evaluate.py surgery`: classifiers that are truncated, or of which spans of layers are skipped."""
+"""`evaluate.py surgery`: classifiers that are truncated, or that skip spans of layers."""
 
 import warnings
 
@@ -29,7 +29,8 @@ def surgery(run: Run, seed: int = 0) -> None:
 
     It measures accuracy with the model's own head (untuned), with a head trained on the states there (tuned), and with
     one trained on the base model's states (tuned_orig, where `data.bases` are named), as Phang et al. 2021, Figures 3
-    and 4. Several models, such as seeds, give a mean and each. Without heads: `--trainer.max_epochs 0`.
+    and 4. Several models, such as seeds, give each model's figures and their mean. Without heads: `--trainer.max_epochs
+    0`.
 
     Example: `--data.models runs/tuned/none/seed-0 --run runs/surgery`
 

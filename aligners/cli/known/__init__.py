@@ -1,1 +1,1 @@
-"""What is known of a command before its parser is made: as it was described, and kept."""
+"""What is known of a command without making its parser: its description, cached."""

@@ -1,4 +1,4 @@
-"""Describes a command's options as its parser has them: `aligners.cli.words` makes help and checks of words of that.
+"""Describes a command's options as its parser has them; `aligners.cli.words` makes help and checks from it.
 
 What `--help` shows of a command is its docstring with an example, the options of its own function, and those of
 often.yaml.
@@ -32,8 +32,8 @@ def describe(command: Command, script: str, name: str) -> dict[str, Any]:
 
     Args:
         command: the command.
-        script: that has it.
-        name: of the command.
+        script: the script that has it.
+        name: name of the command.
 
     Returns: `help`: its lines, each with the indent of what does not fit; `positional`: how many words it takes without
         an option's name; `configs`: name -> path of the files of options that come along; `options`: name -> the kinds
@@ -77,7 +77,7 @@ def known_names() -> dict[str, list[str]]:
 
 
 def example_of(command: Command) -> str:
-    """The words of the example in a command's docstring; none: an empty text."""
+    """Return the words of the example in a command's docstring, or an empty text."""
     found = re.search(r"\n\n *Example: `(.*?)`", command.work.__doc__ or "")
     return found[1] if found else ""
 
@@ -85,7 +85,7 @@ def example_of(command: Command) -> str:
 def _help(
     command: Command, positional: Sequence[Any], options: Mapping[str, Any]
 ) -> list[list[Any]]:
-    """The lines of a help, each with the indent of what does not fit: see `aligners.cli.words.help_of`."""
+    """Return the lines of a help, each with the indent of its continuation; see `aligners.cli.words.help_of`."""
     lines: list[list[Any]] = [[0, f"usage: PROGRAM {command.usage}"]]
     for part in command.about().split("\n\n"):
         lines += [[0, ""], [0, " ".join(part.split())]]
@@ -106,7 +106,7 @@ def _help(
 
 
 def _is_used(action: Any, command: Command) -> bool:
-    """Whether a command makes use of an option, and people would type it; one that evaluates counts no epochs."""
+    """Tell whether a command uses an option that people would type; a command that evaluates counts no epochs."""
     hint = hint_of(action)
     if hint is None or get_origin(hint) is dict:  # such as the tasks of a study
         return False
@@ -114,7 +114,7 @@ def _is_used(action: Any, command: Command) -> bool:
 
 
 def _sentence(action: Any) -> str:
-    """What often.yaml says of an option, or else the first sentence of its help; and its default."""
+    """Return what often.yaml says of an option, or else the first sentence of its help, with its default."""
     text = " ".join((action.help or "").split())
     sentence = re.split(r"(?<=[.:;]) ", text, maxsplit=1)[0].rstrip(".:;")
     if action.option_strings:
@@ -128,7 +128,7 @@ def _sentence(action: Any) -> str:
 
 
 def _kinds_of(action: Any) -> list[str]:
-    """The kinds of values that an option takes, the one with brackets or braces first: see `words.KINDS`."""
+    """Return the kinds of values that an option takes, the one with brackets or braces first; see `words.KINDS`."""
     if action.nargs in (0, "?"):
         return []
     hint = hint_of(action)

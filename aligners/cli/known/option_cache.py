@@ -1,7 +1,7 @@
-"""Keeps what the parser of a command says of its options, so that help and errors need no import of torch.
+"""Caches what a command's parser says of its options, so that help and errors need not import torch.
 
-A file in the user's cache folder has it for each command. It counts only for the sources and the packages of which it
-was made; one that is missing, old or broken is made anew, and one that cannot be written is done without.
+Each command has a file in the user's cache folder. It is valid only for the sources and packages that it was made from.
+If it is missing, outdated or broken, it is made again; if it cannot be written, there is no cache.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ PARTS = {"help", "positional", "configs", "options", "names"}
 
 
 def kept(command: str) -> dict[str, Any] | None:
-    """What is kept of a command.
+    """Return what is cached of a command.
 
     Args:
         command: script and name, such as `train fit`.
@@ -56,7 +56,7 @@ def keep(command: str, about: Mapping[str, Any]) -> None:
 
 
 def _place(command: str) -> Path:
-    """The file of a command; checkouts of the project have one each."""
+    """Return the file of a command; every checkout of the project has its own."""
     folder = os.environ.get("ALIGNERS_CACHE")
     if not folder:
         folder = os.path.join(
@@ -68,9 +68,9 @@ def _place(command: str) -> Path:
 
 
 def _sources() -> str:
-    """A hash of the versions of packages, and of name, size and time of change of all files that say what options are.
+    """Hash the versions of packages, and name, size and date of all files that describe options.
 
-    It notices an edit in an installation that can be edited.
+    The hash changes with edits in an editable installation.
     """
     lines = [sys.version]
     for package in PACKAGES:

@@ -52,8 +52,9 @@ class Running:
     Args:
         executor: Where cells run: processes, slurm, ray. `slurm` needs the package submitit, `ray` the package ray.
         workers: Cells at a time. Default: as many as this machine has GPUs, or 1. Processes share its threads.
-        executor_options: Of submitit's AutoExecutor (timeout_min, slurm_partition, gpus_per_node, cluster: local), or
-            of a task of Ray (address, num_cpus, num_gpus); on the command line alone, as some of them run commands.
+        executor_options: Options of submitit's AutoExecutor (timeout_min, slurm_partition, gpus_per_node, cluster:
+            local), or of a Ray task (address, num_cpus, num_gpus); only on the command line, as some of them run
+            commands.
         cell_devices: GPUs of a cell, or processes where there is no GPU: fits, injections and comparisons are divided
             among them. Jobs reserve as many GPUs, unless `executor_options` say how many.
         imports: Python files or modules with maps, measures, model families or tables of your own, which every cell
@@ -82,7 +83,7 @@ def run(
 ) -> None:
     """Run what is missing of a study: many models, tasks, pairs and maps from one file.
 
-    A study that was stopped, or some of whose cells failed, goes on by the same command. Options of the study file can
+    The same command resumes a study that was stopped or has failed cells. Options of the study file can
     be given here, too.
 
     Example: `embedded --plan true`
@@ -91,7 +92,7 @@ def run(
         run: of the command.
         folder: Folder of the study. Default: runs/NAME.
         plan: List the cells by kind, those that are done, and what will be left out, and end.
-        changed: Go on with a study file that has changed, although finished cells are no longer part of it.
+        changed: Resume with a study file that has changed, although some finished cells are no longer part of it.
     """
     written = yaml.safe_load(run.parser.dump(run.options, skip_none=False))
     plain = {name: written[name] for name in options_of(Study, run.options)}
@@ -107,7 +108,7 @@ def run(
 
 
 def _rehearse(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write what stands in for a study's models, and what was replaced; the study of the rehearsal."""
+    """Write small stand-ins for a study's models; return the study of the rehearsal, and what was replaced."""
     os.environ["WANDB_MODE"] = "disabled"
     let_write(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ def _rehearse(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @for_folder(None, Running)
 def retry(run: Run, folder: Path) -> None:
-    """Run the failed cells of a study once more, from their last state that is whole, and what needs them.
+    """Run a study's failed cells again, from their last intact state, and the cells that need them.
 
     Example: `runs/embedded`
 
@@ -133,7 +134,7 @@ def retry(run: Run, folder: Path) -> None:
 
 
 class _Work:
-    """The cells of a study, checked, and where they run.
+    """The cells of a study, checked, and the place where they run.
 
     Args:
         study: the study.
@@ -228,7 +229,7 @@ class _Work:
 
 
 def _end(folder: StudyFolder) -> None:
-    """Say how far the study is; the exit status says whether a cell has failed."""
+    """Report how far the study is; the exit status tells whether a cell has failed."""
     screen().print(status_table(folder))
     failed = failures(folder)
     if failed:

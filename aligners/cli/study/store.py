@@ -79,7 +79,7 @@ def _list(folder: Path, stores: Sequence[StoreEntry]) -> None:
 
 
 def _described(kept: StoreEntry) -> list[str]:
-    """Model, texts, rows, sites and data type."""
+    """Return model, texts, rows, sites and data type."""
     if kept.folder.is_file():
         return ["moments of a pair", "", "", "", "float64"]
     try:

@@ -17,13 +17,13 @@ from aligners.studies.schedule import Pace
 from aligners.studies.study_folder import ERROR, STATES, StudyFolder
 
 EDITED = "One was edited, or another version wrote it: remove it, and `study.py run` makes it again."
-# Makes a command for a study's folder of the function that does its work.
+# Decorates a function to make it a command for a study's folder.
 for_folder = partial(command, usage="FOLDER [options]")
 
 
 @for_folder()
 def status(_: Run, folder: Path) -> None:
-    """Count a study's cells by kind and state, say how long the rest takes, and list those that failed.
+    """Count a study's cells by kind and state, estimate the remaining time, and list the cells that failed.
 
     Example: `runs/embedded`
 
@@ -54,7 +54,7 @@ def collect(_: Run, folder: Path) -> None:
 
 @dataclass
 class Reporting:
-    """What a report is made of.
+    """Input for a report.
 
     Args:
         imports: Python files or modules that register tables and figures. They are run: name only what you trust.
@@ -102,7 +102,7 @@ def status_table(folder: StudyFolder) -> SiteTable:
 
 
 def time_left(folder: StudyFolder) -> list[str]:
-    """How long the rest takes, at the pace of the cells that are done and on as many workers as are at work."""
+    """Return how long the rest takes, at the pace of the finished cells and with the present number of workers."""
     pace, rest, workers = Pace(), [], 0
     for number in folder.cells:
         kind, state = folder.described(number)["kind"], folder.state(number)
@@ -119,7 +119,7 @@ def time_left(folder: StudyFolder) -> list[str]:
 
 
 def failures(folder: StudyFolder) -> list[str]:
-    """One line for each failed cell: what it is, the last line of its traceback, and where to read all of it."""
+    """Return a line for each failed cell: what it is, the last line of its traceback, and where to read the rest."""
     lines = []
     for number, said in folder.failed().items():
         cell = folder.described(number)

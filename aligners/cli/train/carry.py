@@ -1,4 +1,4 @@
-"""`train.py carry`: what reads one model's states, made to read another's."""
+"""`train.py carry`: makes what reads one model's states read another's."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,10 +42,10 @@ class ArtefactSites(Pairing):
 def carry(run: Run, artefacts: Path | None = None) -> None:
     """Carry what reads X, the old model, to Y, the new one: heads, directions, probes, stitching layers, dictionaries.
 
-    Maps are fitted on text without labels. Each artefact is written for Y in the format that it came in, below
-    artefacts/ of the run, with a card. How far it agrees with its old answers is said without labels, and with the
-    `score` that it had on the old model, what it will score. Where the texts have the labels of its `classes`, its
-    scores stand beside that: as it is, carried, trained anew, and floors.
+    Maps are fitted on text without labels. Each artefact is written for Y, in its own format, below artefacts/ of the
+    run, with a card. Its agreement with its old answers is measured without labels; if its `score` on the old model is
+    given, its new score is predicted. If the texts have the labels of its `classes`, its scores are reported:
+    unchanged, carried, trained anew, and floors.
 
     Example: `--artefacts mine --data.model_x old --data.model_y new --run runs/carried`
 
@@ -53,7 +53,7 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
         run: of the command.
         artefacts: Folder of an artefact or of several, with artefact.json and artefact.safetensors, SAELens' cfg.json
             and sae_weights.safetensors, or what `train.py probe` or `train.py stitch` has left. It is carried from its
-            own site to the same of Y, or to the best one where depths differ; `--data.sites 4:6` names others.
+            own site to the same site of Y, or to the best one if depths differ; `--data.sites 4:6` names others.
     """
     if artefacts is None:
         raise UserError("Expected a folder in `artefacts`, but got none.")

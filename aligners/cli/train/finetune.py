@@ -52,12 +52,13 @@ def finetune(
 ) -> None:
     """Fine-tune classifiers: every base model, seed and variant.
 
-    Texts without labels are learned by what they have instead: the trees of a treebank in CoNLL-U by a biaffine parser
-    (LAS; as accuracy UAS), questions in SQuAD's format by the span that answers them (F1; as accuracy exact match).
-    Of `hellaswag` and `cosmos_qa` a logit for each answer is learned, by cross-entropy over the answers to a question.
+    For texts without labels, the target is what they have instead: the trees of a treebank in CoNLL-U by a biaffine
+    parser (LAS; as accuracy UAS), questions in SQuAD's format by the span that answers them (F1; as accuracy exact
+    match). Of `hellaswag` and `cosmos_qa` a logit for each answer is learned, by cross-entropy over the answers to a
+    question.
 
-    Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
-    same command with the same `--run`, after an interruption, goes on where it was.
+    Each classifier becomes a model folder VARIANT/seed-SEED of the run, written whole, with its figures in
+    finetuned.json. After an interruption, the same command with the same `--run` resumes.
 
     Example: `--data.models embedded:0 --seeds 3 --variants none bottom:2 --run runs/tuned`
 
@@ -65,7 +66,7 @@ def finetune(
         run: of the command.
         seeds: How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.
         variants: Any of none, bottom:4 (the embeddings and the bottom 4 blocks frozen), top:4, layers:3 (only the
-            bottom 3 blocks are there); bottom:all, top:all, layers:all.
+            bottom 3 blocks are kept); bottom:all, top:all, layers:all.
     """
     try_run_folder(run.options.run)
     data: ModelTexts = run.made.data
@@ -101,10 +102,10 @@ def finetune(
 
 
 def _chosen(seeds: int | list[int]) -> list[int]:
-    """The seeds themselves, of how many or which.
+    """Return the seeds themselves, given their number or a list.
 
     Raises:
-        ValueError: none, one twice, or one below 0.
+        ValueError: there is no seed, a seed is given twice, or is below 0.
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else seeds
     if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
@@ -115,7 +116,7 @@ def _chosen(seeds: int | list[int]) -> list[int]:
 
 
 def _score(data: ModelTexts) -> tuple[Any, float | None]:
-    """What the answers are scored by, and what always the same answer scores, if it can be given."""
+    """Choose the score of the answers, and compute that of a constant answer, if there is one."""
     task = token_task(data, 0)
     if task:
         return task.score, None

@@ -1,4 +1,4 @@
-"""The commands that fit maps between states of two models or of many pairs, and show or measure their errors."""
+"""The commands that fit maps between the states of two models or of many pairs, and show or measure their errors."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from aligners.fitting.parts import (
 from aligners.fitting.saved_bank import ALIGNMENT, StoredBank, load_bank
 from aligners.progress import tell
 
-# Makes a command that fits maps of the function that does its work.
+# Decorates a function to make it a command that fits maps.
 fits = partial(
     trains,
     module=Alignment,
@@ -41,7 +41,7 @@ fits = partial(
 
 @dataclass
 class Parts:
-    """How many at once.
+    """The number of sites at a time.
 
     Args:
         sites_at_once: Train this many sites of a bank at a time, in runs part-1-1, part-2-1, ... of this run's folder.
@@ -119,7 +119,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
         if wanted is None:
             return None
         raise UserError(
-            f"`sites_at_once` is for one process, but `trainer.devices` makes {trainer.world_size}. Fit some sites "
+            f"`sites_at_once` is for one process, but `trainer.devices` starts {trainer.world_size}. Fit some sites "
             "at a time with `data.sites`."
         )
     data.prepare_data()
@@ -130,7 +130,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
 
 
 def _sites_in_memory(run: Run, trainer: pl.Trainer) -> int:
-    """How many sites fit in the memory that is free, beside the models."""
+    """Return how many sites fit in the free memory, beside the models."""
     data = run.made.data
     reader = data.reader
     d_x, d_y = reader.widths
@@ -142,7 +142,7 @@ def _sites_in_memory(run: Run, trainer: pl.Trainer) -> int:
 
 
 def _begun_with(folder: Path) -> int | None:
-    """Sites at a time in an interrupted run, however much memory is free now; None: it is not in parts."""
+    """Return the sites at a time of an interrupted run, whatever memory is free now; None: it is not in parts."""
     first = folder / "part-1-1" / CONFIG
     if not first.is_file():
         return None
@@ -168,7 +168,7 @@ def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
             done = _fit_part(run, part, place, last)
             if not done.is_file():
                 raise UserError(
-                    f"Expected part {number} to leave {done}, but it has not: there was nothing left to train. "
+                    f"Expected part {number} to leave {done}, but it did not: there was nothing left to train. "
                     f"Remove {place.parent / f'part-{number}-*'} and go on with `--ckpt_path {folder}`."
                 )
         else:
@@ -236,7 +236,8 @@ def _check_memory(run: Run, trainer: pl.Trainer) -> None:
     most = pairs_within(free, sites, a_site, 0)  # the models are loaded
     if most < pairs:
         raise UserError(
-            f"Expected memory for {pairs} pairs of models, but it holds {most}: a pair has {sites} sites, at "
+            f"Expected memory for {pairs} pairs of models, but there is enough for {most} only: a pair has {sites} "
+            "sites, at "
             f"{a_site / 2**30:.1f} GiB each, and {free / 2**30:.1f} GiB are free. Name fewer of `data.pairs` at a time "
             "(`fit.pairs_at_once` of a study), fewer `aligners`, or a smaller `data.batch_size`."
         )

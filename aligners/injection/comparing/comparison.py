@@ -539,7 +539,7 @@ def site_rows(
         sums: sums over the held-out texts.
         floors: map -> its floor at each site pair.
         places: columns that describe each site pair.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
     """
     rows, total = [], sums["total"]
     costly = "costs" in sums
@@ -572,7 +572,7 @@ def function_of(
         sums: sums over the held-out texts.
         asked: the question to both models.
         variants: variant of OLD -> whether it counts only for other coordinates.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
     """
     if asked.what is None:
         return []

@@ -55,7 +55,7 @@ class Asked:
         old: the first model.
         new: the second model.
         labelled: whether the texts have labels that both classifiers should predict.
-        seed: of masks.
+        seed: seed of masks.
         alike: whether both models get the same tokens from the texts.
 
     Attributes:

@@ -276,7 +276,7 @@ def continuations(
     Args:
         prompts: (B, T) int64, without padding.
         options: how the prompts are continued.
-        seed: of draws, and of the resampling of prompts.
+        seed: seed of draws, and of the resampling of prompts.
         ways: each has columns for the report, the model that writes, and the change to it. The first is an unchanged
             model, which the others are compared with.
     """
@@ -321,7 +321,7 @@ def figures(
         prompts: (B, T).
         own: (B, N) its own continuations, -1 after the end of a text.
         found: (B, N) other continuations.
-        seed: of the resampling of prompts.
+        seed: seed of the resampling of prompts.
     """
     losses = []
     for ids, tokens in zip(prompts.split(BATCH), found.split(BATCH), strict=True):

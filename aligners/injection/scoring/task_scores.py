@@ -249,7 +249,7 @@ def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> 
     """Select each unit's logits, (U, C) float32, in the order of the texts' classes.
 
     Args:
-        logits: of the head on the batch, (B, C) or (B, T, C).
+        logits: logits of the head on the batch, (B, C) or (B, T, C).
         targets: the units.
         groups: see `in_data_order`.
     """
@@ -311,7 +311,7 @@ def batch_answers(
     """Score the `chosen` logits like `unit_answers`, in parts, so that a batch's logits are never copied whole.
 
     Args:
-        logits: of the head, (B, C) or (B, T, C).
+        logits: logits of the head, (B, C) or (B, T, C).
         targets: the units.
         groups: see `in_data_order`.
     """

@@ -41,7 +41,7 @@ class StitchingEvaluation(Evaluation):
         routes: routes to measure, of a checkpoint those that it has; default: all.
         identity: whether to measure identity stitching too, where widths are equal.
         allow_mixed: allow routes from a model that sees the next token to one that must predict it.
-        seed: of the resampling of texts.
+        seed: seed of the resampling of texts.
     """
 
     kind = ModelTexts

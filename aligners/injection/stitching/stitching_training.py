@@ -114,7 +114,7 @@ class RouteLoss:
     """The weighted sum of a route's losses on one batch.
 
     Attributes:
-        weights: of the losses.
+        weights: weights of the losses.
         route: from which model into which.
         batch: a batch on the device.
         units: number of units (texts or tokens) that means are taken over; with several ranks, its mean over them.
@@ -181,7 +181,7 @@ class Stitching(BankTraining):
         schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
         warmup: share of the steps over which the learning rate rises.
         gradient_clip: largest norm of the gradient of a layer at a site; 0 turns clipping off.
-        seed: of every layer's starting weights.
+        seed: seed of every layer's starting weights.
     """
 
     stream: ModelTexts

@@ -75,7 +75,7 @@ def load_frozen(
         name: Hub id, or a folder that `save_pretrained` wrote; `owner/name/folder` for a folder in a repository; a
             GGUF file in any of these, whose weights are unpacked; or an adapter of peft, which is put on its base.
         revision: branch, tag or commit on the Hub. The base of an adapter has that of the adapter's config.
-        dtype: of the weights: float32, bfloat16 or float16.
+        dtype: data type of the weights: float32, bfloat16 or float16.
         attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
         trust_remote_code: whether code from the Hub may run.
         device: where the weights go, all of them.

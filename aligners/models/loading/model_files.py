@@ -209,7 +209,7 @@ def read_tokenizer(
     Args:
         name: Hub id or folder.
         source: `revision` and `trust_remote_code`.
-        config: of the model.
+        config: configuration of the model.
 
     Raises:
         ValueError: there is no tokenizer, or it has no vocabulary. It may know tokens that the model does not: texts

@@ -101,7 +101,7 @@ class Carrying(pl.LightningModule):
             chance, or if the interval of its score reaches chance.
         labelled: Score artefacts for which the texts have labels: those whose `classes` name the texts' classes, or
             which name a `label_column`. False: score none.
-        seed: of shuffled maps, random directions and the resampling of texts.
+        seed: seed of shuffled maps, random directions and the resampling of texts.
 
     Raises:
         ValueError: an option is out of its range.
@@ -399,7 +399,7 @@ class Carrying(pl.LightningModule):
             artefact: artefact that was carried.
             answers: answers on the held-out rows.
             weights: weights of these rows; see `text_weights`.
-            kind: of the rows.
+            kind: kind of the rows.
             place: number of the site pair.
         """
         held = self.paired("test", kind, place)

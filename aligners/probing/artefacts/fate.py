@@ -133,7 +133,7 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
         artefact: artefact with a `score`: `metric` auroc, its `value`, and the number `n` of texts that it was measured
             on.
         draws: R, the number of draws.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     score: Mapping[str, Any] = artefact.about.get("score") or {}
     if score.get("metric") != "auroc" or score.get("value") is None:

@@ -48,7 +48,7 @@ def write_page(report: Report, folder: Path) -> Path:
 
     Args:
         report: of any kind.
-        folder: of the run.
+        folder: folder of the run.
 
     Returns:
         The page.

@@ -142,7 +142,7 @@ def lead(rows: Sequence[Row], size: int) -> str:
     """Say what being invertible costs in both directions, with the errors that the price is made of.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
         size: the most parameters.
     """
     x = rows[0]["model_x"]

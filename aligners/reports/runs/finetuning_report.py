@@ -59,7 +59,7 @@ def lead(rows: Sequence[Row], majority: float | None) -> str:
     """Say with which variant the score is highest, and with which it is lowest.
 
     Args:
-        rows: of the report.
+        rows: rows of the report.
         majority: score of always giving the same answer; None: there is none.
     """
     summary = summarise(rows)

@@ -85,7 +85,7 @@ def lead(rows: Sequence[Row], on: str) -> str:
     """Say what was fitted, and which map of the table is closest, trained or not.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
         on: what they were measured on, in words.
     """
     maps = where(rows, role="method")

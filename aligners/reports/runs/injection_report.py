@@ -171,7 +171,7 @@ def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
     """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies.
 
     Args:
-        rows: of a report.
+        rows: rows of a report.
         begun: whether its lead has been read, which says the first sentences on the first panel.
     """
     lines = []

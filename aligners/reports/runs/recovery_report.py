@@ -46,7 +46,7 @@ def lead(rows: Sequence[Row]) -> str:
     """Say what the closest map leaves at the least and at the greatest non-linearity, beside linear.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
     """
     said = f"The targets are random invertible networks of the states of {rows[0]['model_x']}, so an exact map exists."
     forward = next(iter(grouped(rows, "direction").values()))

@@ -353,7 +353,7 @@ def _name_blocks(axis: Axes, models: Sequence[str], crowded: bool) -> None:
 
     Args:
         axis: the panel.
-        models: of each layer.
+        models: models of each layer.
         crowded: whether there is room for short names alone.
     """
     blocks = Counter(models)

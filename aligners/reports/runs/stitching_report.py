@@ -53,7 +53,7 @@ def report(
         meta: what holds for all rows.
         rows: one for each route, method and site pair, and one "native" for each route.
         curves: one for each route, method, site pair and step.
-        groups: of models. With groups, or many models, means over pairs of models are shown.
+        groups: groups of models. With groups, or many models, means over pairs of models are shown.
     """
     shown = with_short_names(rows)
     routes = Routes(rows, groups)
@@ -110,8 +110,8 @@ class Routes:
     """The rows of all routes, and the lines in which they are shown.
 
     Args:
-        rows: of all routes.
-        groups: of models, as in `over_pairs`.
+        rows: rows of all routes.
+        groups: groups of models, as in `over_pairs`.
         averaging: other arguments of `over_pairs`.
 
     Attributes:

@@ -62,7 +62,7 @@ def method_words(rows: Sequence[Row], *, directions: bool) -> list[str]:
     targets' score is kept. Of a route that overflows they say only that it does.
 
     Args:
-        rows: of one method and all routes, with short names of models.
+        rows: rows of one method and all routes, with short names of models.
         directions: whether to compare the two directions of each pair of models.
     """
     rows = list(filter(is_trained, rows))

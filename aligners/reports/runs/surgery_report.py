@@ -67,7 +67,7 @@ def lead(rows: Sequence[Row], majority: float) -> str:
     """Say how well the whole model does, from which site on a truncated one keeps that, and which block costs most.
 
     Args:
-        rows: of the report, with short names of models; the mean of several is the last.
+        rows: rows of the report, with short names of models; the mean of several is the last.
         majority: score of always giving the same answer.
     """
     whole = where(rows, kind="native")[-1]

@@ -73,7 +73,7 @@ def report(
 
     Args:
         meta: what holds for all rows.
-        rows: of `UniverseEvaluation`.
+        rows: rows of `UniverseEvaluation`.
         directions: for each site and direction of the space its variance, and what each model explains of it.
         shared: for each site and model what the space holds of its states, and who else has their directions.
         curve: for each site and number of directions the share of each model's variance in so many.
@@ -128,7 +128,7 @@ def lead(rows: Sequence[Row]) -> str:
     """Say what the maps through the space leave unexplained, beside other maps, and how exact ways back are.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
     """
     models = len(distinct(rows, "model_x"))
     sites = counted(len(_by_site(rows)), "site")

@@ -111,7 +111,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             save_directory: the folder, new or empty.
             push_to_hub: whether to upload it as well.
             repo_id: its name on the Hub; default: that of the folder.
-            options: of `push_to_hub`.
+            options: options of `push_to_hub`.
 
         Returns:
             The address of the commit, if it was uploaded.
@@ -173,7 +173,8 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
 
         Args:
             repo_id: its name on the Hub, `owner/name`.
-            options: of `huggingface_hub.ModelHubMixin.push_to_hub`, such as `private`, `token` and `commit_message`.
+            options: options of `huggingface_hub.ModelHubMixin.push_to_hub`, such as `private`, `token` and
+                `commit_message`.
 
         Returns:
             The address of the commit.
@@ -203,7 +204,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             models: those that it is to be used with, by name or as they are loaded; default: they are not checked.
             other_models: whether they may be others than those that it belongs to: it is then declared for them.
             revision: branch, tag or commit on the Hub.
-            options: of `huggingface_hub.snapshot_download`, such as `token` and `cache_dir`.
+            options: options of `huggingface_hub.snapshot_download`, such as `token` and `cache_dir`.
 
         Raises:
             ValueError: there is no such folder, it is damaged or of another kind, or is for other models.

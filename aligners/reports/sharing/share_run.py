@@ -32,7 +32,7 @@ def shared_from_run(
     Args:
         run: the folder of a finished run, or its file; or a shared folder, or its name on the Hub.
         report: the run whose report the numbers come from; default: `run`, where it has one.
-        names: of the models, as others find them, in their order; default: as they were named.
+        names: names of the models, as others find them, in their order; default: as they were named.
         license: as the Hub names it, such as `mit`.
 
     Raises:

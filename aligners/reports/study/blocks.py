@@ -32,8 +32,8 @@ def block_map(
     """Every layer of every model against every other, a panel for each measure.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         measures: which to show, as far as they were measured.
         stages: of the models; those of one stage have panels of their own where stages were not compared. By default
             untrained models that were compared with trained ones are left out.
@@ -139,7 +139,7 @@ def block_panel(frame: DataFrame, title: str, groups: Groups) -> HeatPanel:
 
     Args:
         frame: rows of one measure.
-        title: of the panel.
+        title: title of the panel.
         groups: model -> its family; models of one family stand side by side.
     """
     entries = entries_of(frame)

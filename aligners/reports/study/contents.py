@@ -25,7 +25,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        key: of the rows.
+        key: key of the rows.
         heading: for readers.
         form: how a number is written, as `format` takes it.
         scale: factor for numbers, such as 100 for a score in hundredths.
@@ -255,11 +255,11 @@ def box_panel(
     """Make a panel of boxes over pairs of models.
 
     Args:
-        title: of the panel.
+        title: title of the panel.
         boxes: a row for each pair of models, with `value`.
         line: the column that tells colours apart.
         across: the column of places across.
-        names: of these, in order.
+        names: names of these, in order.
         look: from a value of `line` to its name and meaning.
     """
     series = []
@@ -279,7 +279,7 @@ def heat_panel(
     """Make a map of means by (row, column).
 
     Args:
-        title: of the panel.
+        title: title of the panel.
         means: indexed by row and column.
         up: label of the vertical axis.
         across: label of the horizontal axis.

@@ -38,7 +38,7 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     """Make a table as it is described, with the columns that have a value in some row, and stages in words.
 
     Args:
-        name: of its description.
+        name: name of its description.
         rows: column's key -> cell.
         words: what the description's templates ask for, besides `rows` and `known`, the keys of the columns.
     """
@@ -67,7 +67,7 @@ def figure(
     """Make a figure as it is described.
 
     Args:
-        name: of its description.
+        name: name of its description.
         panels: all of one kind.
         values: the values as rows of a table.
         words: what the description's templates ask for.
@@ -202,7 +202,7 @@ def check_described(name: str, own: Mapping[str, Any]) -> None:
     """Raise if a description has a field that no table and no figure has, or lacks what it needs.
 
     Args:
-        name: of the table or figure.
+        name: name of the table or figure.
         own: its fields, those included of what it is like.
 
     Raises:

@@ -84,7 +84,7 @@ class Frames:
         """The rows of a kind.
 
         Args:
-            kind: of the cells.
+            kind: kind of the cells.
             columns: that the rows must have, with at least one value each.
             other_tasks: whether rows of models that were fine-tuned on another task than that of the row are among
                 them.

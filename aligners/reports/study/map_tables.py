@@ -94,7 +94,7 @@ def printed_of(name: str, quantity: str, place: Row, methods: Names) -> object:
     """The number that a paper printed for a map and, where there are some, its task.
 
     Args:
-        name: of the table.
+        name: name of the table.
         quantity: that is printed.
         place: of the map.
         methods: that the study has.
@@ -225,8 +225,8 @@ def errors_by_layer(
     """Errors at each layer, a box over pairs of models, before and after fine-tuning.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         column: the error.
         component: what was mapped.
         paper: entry of the printed numbers; default: that of the figure.

@@ -23,8 +23,8 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What `as_printed` adds to the options of a kind of cell: the papers' definition of everything that they name.
 
     Args:
-        kind: of the cell.
-        options: of its command.
+        kind: kind of the cell.
+        options: options of its command.
     """
     added = dict(DEFINITIONS["options"].get(kind, {}))
     maps = options.get("model", {}).get("aligners") or {}

@@ -85,7 +85,7 @@ def check_report(names: Sequence[str] | None) -> None:
     """Raise if a study's report is to have what there is not.
 
     Args:
-        names: of tables and figures; None for all.
+        names: names of tables and figures; None for all.
 
     Raises:
         ValueError: a name is unknown.
@@ -133,7 +133,7 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
     """Make tables and figures. One that nobody has registered is missing.
 
     Args:
-        frames: of the study.
+        frames: frames of the study.
         names: which; default: all that can be made.
     """
     made = ReportContents([], [], {})

@@ -176,7 +176,7 @@ def estimates(
     """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
 
     Args:
-        rows: of one line of a table.
+        rows: rows of one line of a table.
         quantities: its columns, as far as the rows have them.
         groups: model -> group, of pairs between two groups.
     """

@@ -51,11 +51,11 @@ def report(
     everything as `report.html`, `findings.md` and `missing.json` (name -> why it could not be made).
 
     Args:
-        folder: of the study.
+        folder: folder of the study.
         frames: kind -> the collected rows.
         study: its `name`, and `report`, names of tables and figures out of `aligners.reports.study.registry.CONTENTS`;
             None for all that can be made.
-        results: of the finished cells.
+        results: results of the finished cells.
         failures: id of a cell that failed -> what it said.
         first: what the page says first; default: what was found.
 
@@ -112,7 +112,7 @@ def page(
     """Write the page, which needs no network and no other file.
 
     Args:
-        name: of the study.
+        name: name of the study.
         made: tables and figures.
         about: what the study ran, see `provenance`.
         images: figure's name -> its PNG file.
@@ -151,7 +151,7 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
 
     Args:
         config: the study file.
-        results: of the finished cells.
+        results: results of the finished cells.
         failures: id of a cell that failed -> what it said.
     """
     cells: dict[str, Row] = {}

@@ -62,7 +62,7 @@ class Lexicon:
     """The invented stems of each part of speech, a few of them frequent and most of them rare.
 
     Args:
-        seed: of the draw.
+        seed: seed of the draw.
         size: number of noun stems; there are as many verb stems, and half as many stems of adjectives and of adverbs.
     """
 
@@ -128,7 +128,7 @@ def sentences(
 
     Args:
         count: number of sentences. Some may be drawn twice.
-        seed: of the draw.
+        seed: seed of the draw.
         lexicon: lexicon of the words; default: one drawn with this seed.
     """
     draw, lexicon = random.Random(f"sentences {seed}"), lexicon or Lexicon(seed)

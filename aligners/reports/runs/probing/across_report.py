@@ -92,7 +92,7 @@ def lead(rows: Sequence[Row], read: Sequence[str]) -> str:
     """Say what was done, and what was read of the first tasks.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
         read: the sentences of all tasks.
     """
     x = rows[0]["model_x"]

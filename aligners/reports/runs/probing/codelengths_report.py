@@ -48,7 +48,7 @@ def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
     """Say which site has the shortest code, and whether codes order the sites as scores do.
 
     Args:
-        rows: of codelengths.
+        rows: rows of codelengths.
         scores: the report's rows, with F1 on held-out sentences.
     """
     said = []

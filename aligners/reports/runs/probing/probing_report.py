@@ -134,7 +134,7 @@ class Line(NamedTuple):
     Attributes:
         name: what it shows.
         kind: place in `KINDS`; of selectivity -1.
-        column: of the rows, from which it is taken.
+        column: column of the rows, from which it is taken.
         cells: a row for each site, None where there is none.
     """
 
@@ -148,7 +148,7 @@ def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
     """The lines of one model, task and rank: what is read of the model, and the controls.
 
     Args:
-        rows: of that model, task and rank.
+        rows: rows of that model, task and rank.
         sites: across.
     """
     trained = by_column(where(rows, source="model"), "site")
@@ -182,7 +182,7 @@ def lead(rows: Sequence[Row], best: Sequence[str]) -> str:
     """Say how many tasks were probed, and the first of the best scores.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
         best: the sentences on the best scores.
     """
     models = distinct(rows, "model")

@@ -101,7 +101,7 @@ def lead(rows: Sequence[Row], scores: Sequence[Row]) -> str:
     """Say what becomes of the artefacts, those that lose most first.
 
     Args:
-        rows: of the report, in this order.
+        rows: rows of the report, in this order.
         scores: likewise.
     """
     first = rows[0]
@@ -205,7 +205,7 @@ def artefact_card(row: Row, scores: Sequence[Row], meta: Row, *, through: bool) 
     """The card of a carried artefact, as Markdown.
 
     Args:
-        row: of the report.
+        row: row of the report.
         scores: its own, if the texts have its labels.
         meta: of the report.
         through: whether the map stays beside it.

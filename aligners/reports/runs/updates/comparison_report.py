@@ -115,9 +115,9 @@ def lead(
 
     Args:
         meta: with the verdict.
-        rows: of the report, as are the others.
+        rows: rows of the report, as are the others.
         function: of the answers, if they are compared.
-        types: of tokens, those with the largest share of the difference.
+        types: types of tokens, those with the largest share of the difference.
     """
     verdict = meta["verdict"]
     answers = _on_answers(function, same=verdict["same_answers"])

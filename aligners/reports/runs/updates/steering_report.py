@@ -86,7 +86,7 @@ def lead(rows: Sequence[Row], equal: Sequence[Row]) -> str:
     """Say what the best direction does at the middle cost, beside random ones and carried ones.
 
     Args:
-        rows: of the report, with short names of models.
+        rows: rows of the report, with short names of models.
         equal: likewise.
     """
     effect = equal[0]["effect"]
