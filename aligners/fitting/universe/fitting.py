@@ -155,10 +155,12 @@ class UniverseAlignment(Alignment):
         rows = chosen.nonzero().squeeze(1)
         step = 1 + self.global_step
         turns = row_keys(step, batch.text[rows], place[rows])
+        x = batch.x[:, rows]
         y = batch.y[:, rows]
         self._take_turns(turns)
-        self.universes()[NETWORK].rivals = self._rivals(turns, y)
-        return batch.x[:, rows], y
+        universe = self.universes()[NETWORK]
+        universe.rivals = self._rivals(turns, y)
+        return x, y
 
     def _rivals(self, turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The turns and states of the rows of all ranks that have the smallest turns."""
@@ -169,10 +171,10 @@ class UniverseAlignment(Alignment):
         nobody = turns.new_full((missing,), NOBODY)
         turns = torch.cat([turns, nobody])
         y = pad(y, (0, 0, 0, missing))
-        all_turns = cast(Tensor, self.all_gather(turns)).flatten()
+        all_turns = cast(Tensor, self.all_gather(turns))
         all_y = cast(Tensor, self.all_gather(y))
-        by_place = all_y.movedim(0, 1).flatten(1, 2)
-        turns, y = _first_rivals(all_turns, by_place)
+        by_place = all_y.movedim(0, 1)
+        turns, y = _first_rivals(all_turns.flatten(), by_place.flatten(1, 2))
         there = turns < NOBODY
         return turns[there], y[:, there]
 
@@ -185,27 +187,34 @@ class UniverseAlignment(Alignment):
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""
         moments = cast(Moments, self.moments)
-        joint = JointMoments.of(moments, len(self.stream.models))
+        models = len(self.stream.models)
+        joint = JointMoments.of(moments, models)
         mean = joint.mean.flatten(0, 1)
         return mean, mean
 
     def criteria(self) -> dict[str, Tensor]:
         """FVU of the last validation, the mean over the models at each of a site's places."""
         universe = self.universes()[NETWORK]
+        of_places = super().criteria()
         means = {}
-        for key, found in super().criteria().items():
+        for key, found in of_places.items():
             means[key] = universe.over_models(found)
         return means
 
     def universes(self) -> dict[str, Universe]:
         """The trained universe and the linear one, by name."""
-        return {fit.name: cast(Universe, fit.aligner) for fit in self.fits()}
+        found = {}
+        for fit in self.fits():
+            found[fit.name] = cast(Universe, fit.aligner)
+        return found
 
     def stored(self) -> StoredBank:
         """Return the maps of all models as banks of k · S places, with what another process needs to use them."""
         bank = super().stored()
         bank.command = "universe"
-        maps = {name: universe.maps for name, universe in self.universes().items()}
+        maps = {}
+        for name, universe in self.universes().items():
+            maps[name] = universe.maps
         bank.maps = {FORWARD: maps}
         bank.pairs = {FORWARD: list(self.sites)}
         return bank
@@ -252,11 +261,12 @@ class Joining(Alignment):
         count = len(self.sites)
         of_members = batch.x[:-count, :, : members.d_x].detach()
         embedded = members.embed(of_members)
-        by_model = embedded.unflatten(0, (members.models, -1))
-        rows = torch.arange(batch.x.shape[1], device=batch.x.device)
-        y = by_model[rows % members.models, :, rows].movedim(0, 1)
+        models = members.models
+        by_model = embedded.unflatten(0, (models, -1))
+        rows = torch.arange(embedded.shape[1], device=batch.x.device)
+        y = by_model[rows % models, :, rows]
         x = batch.x[-count:, :, : self.width]
-        return x, y.contiguous()
+        return x, y.movedim(0, 1).contiguous()
 
     @property
     def width(self) -> int:
@@ -287,6 +297,8 @@ class Joining(Alignment):
         members = stored.maps[FORWARD][NETWORK]
         device = next(members.parameters()).device
         newcomer = self.fits()[0].aligner.to(device)
+        maps = _with(members, newcomer)
+        sites = [*stored.pairs[FORWARD], *self.sites]
         key = f"{FORWARD}.{NETWORK}"
         training = {}
         if key in stored.training and key in self.training_record:
@@ -294,8 +306,8 @@ class Joining(Alignment):
             training[key] = join_records(records)
         joined = replace(
             stored,
-            maps={FORWARD: {NETWORK: _with(members, newcomer)}},
-            pairs={FORWARD: [*stored.pairs[FORWARD], *self.sites]},
+            maps={FORWARD: {NETWORK: maps}},
+            pairs={FORWARD: sites},
             data=self.data,
             data_config=self.data_config,
             moments=None,
@@ -329,7 +341,8 @@ class Joining(Alignment):
         """
         then = stored.data
         now = data.describe()
-        refuse_other_models(then["models"], now["models"][:-1], str(stored.path))
+        *members, _ = now["models"]
+        refuse_other_models(then["models"], members, str(stored.path))
         for name in ("component", "rows", "special_tokens"):
             if then[name] != now[name]:
                 raise UserError(
@@ -372,7 +385,8 @@ def _with(members: Aligner, newcomer: Aligner) -> Aligner:
     parts = []
     for bank in banks:
         if not isinstance(bank, SharedPart):
-            widths = [bank.d_x] * (bank.sites // newcomer.sites)
-            bank = SharedPart.of({bank.d_x: bank}, widths, bank.d_y)
+            width = bank.d_x
+            models = bank.sites // newcomer.sites
+            bank = SharedPart.of({width: bank}, [width] * models, bank.d_y)
         parts.append(bank)
     return SharedPart.joined(parts)
