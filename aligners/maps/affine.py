@@ -72,7 +72,8 @@ class Started(Scaled):
             return
         offset = moments.mean_y
         if self.start == "identity":
-            weight = identity_like(moments.xx).repeat(self.sites, 1, 1)
+            same = identity_like(moments.xx)
+            weight = same.repeat(self.sites, 1, 1)
             offset = moments.mean_x
         elif self.start == "linear":
             weight = least_squares(moments, self.ridge)
@@ -102,8 +103,10 @@ class Started(Scaled):
             )
         self.scaling.fit(moments)
         weight = aligner.weight.double()
-        shift = moments.mean_x[:, None] - aligner.mean_x.double()
-        offset = aligner.mean_y.double() + shift @ weight
+        mean_x = aligner.mean_x.double()
+        mean_y = aligner.mean_y.double()
+        shift = moments.mean_x[:, None] - mean_x
+        offset = mean_y + shift @ weight
         self._begin(weight, offset, moments)
 
     def start_names(self) -> Sequence[str]:
@@ -114,7 +117,8 @@ class Started(Scaled):
         """Convert W and o of `_begin` to centred and scaled states."""
         scale_x = self.scaling.scale_x.double()
         scale_y = self.scaling.scale_y.double()
-        centred = offset - self.scaling.mean_y.double()
+        mean_y = self.scaling.mean_y.double()
+        centred = offset - mean_y
         return weight * scale_x / scale_y, centred / scale_y
 
 
@@ -157,17 +161,22 @@ class AffineLayer(Started):
         super().__init__(sites, d_x, d_y, start, ridge)
         self.affine = BankLinear(sites, d_x, d_y)
         if start != "random":
-            _set(self.affine, torch.eye(d_x, d_y))
+            padded = torch.eye(d_x, d_y)
+            _set(self.affine, padded)
         self.norm = norm
         if norm:
-            self.gain = nn.Parameter(torch.ones(sites, 1, d_y))
-            self.shift = nn.Parameter(torch.zeros(sites, 1, d_y))
+            gain = torch.ones(sites, 1, d_y)
+            shift = torch.zeros(sites, 1, d_y)
+            self.gain = nn.Parameter(gain)
+            self.shift = nn.Parameter(shift)
 
     def _mapped(self, x: Tensor) -> Tensor:
-        y = self.affine(self.scaling.scale(x))
+        x = self.scaling.scale(x)
+        y = self.affine(x)
         if not self.norm:
             return y
-        normalised = nn.functional.layer_norm(y, (self.d_y,))
+        features = (self.d_y,)
+        normalised = nn.functional.layer_norm(y, features)
         return torch.addcmul(self.shift, normalised, self.gain)
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
@@ -184,16 +193,22 @@ class AffineLayer(Started):
         pattern = _steady_pattern(moments, deviation)
         deviation = deviation / self.scaling.scale_y
         weight = weight / deviation
-        variance_x = moments.n * self.scaling.scale_x.double().square()
-        covariance = moments.xx / variance_x
-        # mean square of what is normalised, over rows and features, without the level
-        squares_y = (weight * (covariance @ weight)).sum(1, keepdim=True)
-        square = squares_y.mean(-1, keepdim=True)
+        square = self._mean_square(weight, moments)
         level = _LEVEL * square.sqrt()
         size = (level.square() + square).sqrt()
         self.gain.copy_(deviation * size)
-        self.shift.copy_(offset - level * deviation * pattern)
+        shift = offset - level * deviation * pattern
+        self.shift.copy_(shift)
         return weight, level * pattern
+
+    def _mean_square(self, weight: Tensor, moments: Moments) -> Tensor:
+        """The mean square of x W over rows and features, for x centred and scaled: (S, 1, 1)."""
+        scale = self.scaling.scale_x.double()
+        total_variance = moments.n * scale.square()
+        covariance = moments.xx / total_variance
+        products = weight * (covariance @ weight)
+        of_features = products.sum(1, keepdim=True)
+        return of_features.mean(-1, keepdim=True)
 
 
 class LowRank(Started):
@@ -230,12 +245,19 @@ class LowRank(Started):
         self.down = BankLinear(sites, d_x, rank).weight
         self.up = BankLinear(sites, rank, d_y)
         if start != "random":
-            with torch.no_grad():
-                self.down.copy_(torch.eye(d_x, rank))
-            _set(self.up, torch.eye(rank, d_y))
+            self._begin_cut()
+
+    @torch.no_grad()
+    def _begin_cut(self) -> None:
+        """Start at the identity, cut to rank r."""
+        down = torch.eye(self.d_x, self.rank)
+        up = torch.eye(self.rank, self.d_y)
+        self.down.copy_(down)
+        _set(self.up, up)
 
     def _mapped(self, x: Tensor) -> Tensor:
-        return self.up(self.scaling.scale(x) @ self.down)
+        x = self.scaling.scale(x)
+        return self.up(x @ self.down)
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         weight, offset = self._scaled(weight, offset)
@@ -272,36 +294,41 @@ class Orthogonal(Started):
         super().__init__(sites, d_x, d_y, start)
         base = torch.eye(d_x)
         if start == "random":
-            q, r = torch.linalg.qr(torch.randn(d_x, d_x))
-            # without the signs the draw would not be uniform (Mezzadri 2007)
-            base = q * r.diagonal().sign()
-        self.register_buffer("base", base.repeat(sites, 1, 1))
-        self.skew = nn.Parameter(torch.zeros(sites, d_x * (d_x - 1) // 2))
-        self.bias = nn.Parameter(torch.zeros(sites, 1, d_y))
+            base = _drawn_rotation(d_x)
+        base = base.repeat(sites, 1, 1)
+        skew = torch.zeros(sites, d_x * (d_x - 1) // 2)
+        bias = torch.zeros(sites, 1, d_y)
+        self.register_buffer("base", base)
+        self.skew = nn.Parameter(skew)
+        self.bias = nn.Parameter(bias)
 
     def rotation(self) -> Tensor:
         """R, (S, d, d)."""
-        d, device = self.d_x, self.skew.device
-        rows, columns = torch.tril_indices(d, d, -1, device=device)
+        d = self.d_x
+        rows, columns = torch.tril_indices(d, d, -1, device=self.skew.device)
         lower = torch.zeros_like(self.base)
         lower[:, rows, columns] = self.skew
         skew = lower - lower.mT
         same = identity_like(skew)
-        return self.base @ batch_solve(same - skew, same + skew)
+        turn = batch_solve(same - skew, same + skew)
+        return self.base @ turn
 
     def _mapped(self, x: Tensor) -> Tensor:
-        centred = (x - self.scaling.mean_x) / self.scaling.scale_y
-        return torch.baddbmm(self.bias, centred, self.rotation())
+        x = x - self.scaling.mean_x
+        x = x / self.scaling.scale_y
+        return torch.baddbmm(self.bias, x, self.rotation())
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         centred = self.scaling.scale_target(y) - self.bias
         # R₀ is orthogonal only up to rounding, so Rᵀ would be R's inverse only up to rounding, too
-        back = centred @ batch_inverse(self.rotation())
+        turned_back = batch_inverse(self.rotation())
+        back = centred @ turned_back
         return back * self.scaling.scale_y + self.scaling.mean_x
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
-        gap = (weight.mT @ weight - identity_like(weight)).abs().amax()
+        difference = weight.mT @ weight - identity_like(weight)
+        gap = difference.abs().amax()
         if not gap < _ORTHOGONAL:
             raise UserError(
                 "Orthogonal can only take over a map that keeps lengths, such as Procrustes without scale or "
@@ -318,6 +345,15 @@ class Orthogonal(Started):
         if name == "skew":
             return self.d_x
         return super().fan_in(name, parameter)
+
+
+def _drawn_rotation(width: int) -> Tensor:
+    """Draw an orthogonal matrix (d, d) uniformly."""
+    normal = torch.randn(width, width)
+    q, r = torch.linalg.qr(normal)
+    # without the signs the draw would not be uniform (Mezzadri 2007)
+    signs = r.diagonal().sign()
+    return q * signs
 
 
 def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -342,8 +378,9 @@ def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor
 def _feature_deviations(moments: Moments) -> Tensor:
     """The deviations of Y's features, (S, 1, d_y), raised where a feature hardly varies: they are divided by."""
     variance = squares(moments.yy) / moments.n
-    smallest = _SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)
-    return variance.clamp(min=smallest).sqrt()[:, None]
+    mean = variance.mean(-1, keepdim=True)
+    raised = variance.clamp(min=_SMALLEST_VARIANCE * mean)
+    return raised.sqrt()[:, None]
 
 
 def _steady_pattern(moments: Moments, deviation: Tensor) -> Tensor:
@@ -353,24 +390,40 @@ def _steady_pattern(moments: Moments, deviation: Tensor) -> Tensor:
         (S, 1, d_y), of mean zero and mean square one.
     """
     d = moments.yy.shape[-1]
-    correlation = moments.yy / moments.n / (deviation * deviation.mT)
+    both = deviation * deviation.mT
+    correlation = moments.yy / moments.n / both
     mean = torch.full_like(correlation, 1 / d)
     apart = correlation - mean @ correlation
     apart = apart - apart @ mean
     # with the mean over features lifted above every other direction, the last one is orthogonal to it
-    values, vectors = torch.linalg.eigh(apart + 2 * d * mean)
+    lifted = apart + 2 * d * mean
+    values, vectors = torch.linalg.eigh(lifted)
 
-    # where several directions do not vary at all, as with few rows, take a fixed one of them
+    pattern = _least(values, vectors)
+    largest = pattern.abs().argmax(-1, keepdim=True)
+    sign = pattern.gather(-1, largest).sign()
+    pattern = pattern * sign * d**0.5
+    return pattern[:, None]
+
+
+def _least(values: Tensor, vectors: Tensor) -> Tensor:
+    """The eigenvector of the least value; a fixed one of all that are zero, if there are several, as with few rows.
+
+    Args:
+        values: (S, d), ascending.
+        vectors: (S, d, d), in columns.
+
+    Returns:
+        (S, d), of length one.
+    """
     null = values <= NULL * values[:, -1:]
     several = null.sum(-1, keepdim=True) > 1
     shares = null * (vectors.mT @ fixed_direction(values))
-    among = (vectors @ shares[..., None])[..., 0]
+    among = vectors @ shares[..., None]
+    among = among.squeeze(-1)
     among = nn.functional.normalize(among, dim=-1)
-    pattern = torch.where(several, among, vectors[..., 0])
-
-    largest = pattern.abs().argmax(-1, keepdim=True)
-    sign = pattern.gather(-1, largest).sign()
-    return (pattern * sign * d**0.5)[:, None]
+    first = vectors[..., 0]
+    return torch.where(several, among, first)
 
 
 def _set(layer: BankLinear, weight: Tensor, bias: Tensor | None = None) -> None:

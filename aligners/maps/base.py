@@ -134,8 +134,10 @@ class Aligner(nn.Module, ABC):
         Those by keyword that the aligner keeps as attributes of the same names.
         """
         options = {}
-        for name, parameter in signature(type(self)).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and hasattr(self, name):
+        parameters = signature(type(self)).parameters
+        for name, parameter in parameters.items():
+            by_keyword = parameter.kind is parameter.KEYWORD_ONLY
+            if by_keyword and hasattr(self, name):
                 options[name] = getattr(self, name)
         return options
 
@@ -162,14 +164,22 @@ class BankLinear(nn.Module):
     def __init__(self, sites: int, d_in: int, d_out: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(d_in)
-        weight = torch.empty(d_in, d_out).uniform_(-bound, bound)
-        bias = torch.empty(1, d_out).uniform_(-bound, bound)
-        self.weight = nn.Parameter(weight.expand(sites, -1, -1).clone())
-        self.bias = nn.Parameter(bias.expand(sites, -1, -1).clone())
+        weight = torch.empty(d_in, d_out)
+        bias = torch.empty(1, d_out)
+        weight.uniform_(-bound, bound)
+        bias.uniform_(-bound, bound)
+        self.weight = _of_sites(weight, sites)
+        self.bias = _of_sites(bias, sites)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_in) -> (S, N, d_out)."""
         return bank_product(x, self.weight, self.bias)
+
+
+def _of_sites(value: Tensor, sites: int) -> nn.Parameter:
+    """A parameter that starts at the same value at every site."""
+    values = value.expand(sites, -1, -1).clone()
+    return nn.Parameter(values)
 
 
 class Scaling(nn.Module):
@@ -186,17 +196,24 @@ class Scaling(nn.Module):
 
     def __init__(self, sites: int, d_x: int, d_y: int) -> None:
         super().__init__()
-        self.register_buffer("mean_x", torch.zeros(sites, 1, d_x))
-        self.register_buffer("mean_y", torch.zeros(sites, 1, d_y))
-        self.register_buffer("scale_x", torch.ones(sites, 1, 1))
-        self.register_buffer("scale_y", torch.ones(sites, 1, 1))
+        zeros_x = torch.zeros(sites, 1, d_x)
+        zeros_y = torch.zeros(sites, 1, d_y)
+        ones = torch.ones(sites, 1, 1)
+        self.register_buffer("mean_x", zeros_x)
+        self.register_buffer("mean_y", zeros_y)
+        self.register_buffer("scale_x", ones)
+        self.register_buffer("scale_y", ones.clone())
 
     def fit(self, moments: Moments) -> None:
         """Take means and scales from the fitting rows."""
-        self.mean_x.copy_(moments.mean_x[:, None])
-        self.mean_y.copy_(moments.mean_y[:, None])
-        self.scale_x.copy_(deviation(moments.xx, moments.n))
-        self.scale_y.copy_(deviation(moments.yy, moments.n))
+        mean_x = moments.mean_x[:, None]
+        mean_y = moments.mean_y[:, None]
+        scale_x = deviation(moments.xx, moments.n)
+        scale_y = deviation(moments.yy, moments.n)
+        self.mean_x.copy_(mean_x)
+        self.mean_y.copy_(mean_y)
+        self.scale_x.copy_(scale_x)
+        self.scale_y.copy_(scale_y)
 
     def scale(self, x: Tensor) -> Tensor:
         """States of X, centred and scaled."""
@@ -218,7 +235,8 @@ class Scaling(nn.Module):
 def deviation(scatter: Tensor, n: Tensor) -> Tensor:
     """Root mean variance over the features of n centred rows with this scatter, (S, d, d) -> (S, 1, 1)."""
     variance = squares(scatter).mean(-1) / n
-    return variance.sqrt()[:, None, None]
+    root = variance.sqrt()
+    return root[:, None, None]
 
 
 class Scaled(Aligner, registered=False):

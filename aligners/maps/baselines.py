@@ -21,11 +21,14 @@ class GaussianStates:
 
     def __init__(self, moments: Moments, seed: int) -> None:
         # Eigenvectors, not Cholesky: states after a LayerNorm have an exactly singular covariance.
-        values, vectors = torch.linalg.eigh(moments.yy / moments.n)
+        covariance = moments.yy / moments.n
+        values, vectors = torch.linalg.eigh(covariance)
         sizes = values.clamp(min=0).sqrt()
-        root = vectors * sizes[:, None] @ vectors.mT  # signs of vectors cancel
+        sizes = sizes[:, None]
+        root = vectors * sizes @ vectors.mT  # signs of vectors cancel
+        mean = moments.mean_y[:, None]
         self.root = root.float()
-        self.mean = moments.mean_y[:, None].float()
+        self.mean = mean.float()
         self.seed = seed
 
     def __call__(
@@ -43,21 +46,32 @@ class GaussianStates:
         """
         self.mean = self.mean.to(device)  # once
         self.root = self.root.to(device)
-        noise = torch.cat(list(map(self._noise, text, counts)))
+        noise = self._drawn(text, counts)
         if self.mean.is_cuda:
             noise = noise.pin_memory()  # or the copy would wait
         there = noise.to(device, non_blocking=True)
         return self.mean + there @ self.root
 
+    def _drawn(self, text: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """Standard normal rows of all texts, one text after the other, (N, d_y)."""
+        noise = []
+        for number, rows in zip(text, counts, strict=True):
+            of_text = self._noise(number, rows)
+            noise.append(of_text)
+        return torch.cat(noise)
+
     def _noise(self, number: int, rows: int) -> Tensor:
         """Standard normal rows of a text, (rows, d_y)."""
         # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
         seed = self.seed * 1_000_003 + number * 2_654_435_761 + 1
-        generator = torch.Generator().manual_seed(seed % 2**63)
-        return torch.randn(rows, self.mean.shape[-1], generator=generator)
+        generator = torch.Generator()
+        generator.manual_seed(seed % 2**63)
+        width = self.mean.shape[-1]
+        return torch.randn(rows, width, generator=generator)
 
 
 def random_labels(texts: int, classes: int, seed: int) -> Tensor:
     """Draw a class for each text, uniformly at random: (texts,)."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator()
+    generator.manual_seed(seed)
     return torch.randint(classes, (texts,), generator=generator)

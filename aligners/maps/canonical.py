@@ -15,6 +15,7 @@ Whitening needs no ridge: directions in which the states do not vary (behind a L
 dropped, by the option `tolerance`. Signs, and the choice of basis among equal correlations, cancel in the product.
 """
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -63,37 +64,41 @@ class _Canonical(Affine):
         tolerance: float = 1e-10,
     ) -> None:
         super().__init__(sites, d_x, d_y)
+        narrower = min(d_x, d_y)
         check_range(above=0, most=1, share=share)
-        check_range(least=1, most=min(d_x, d_y), directions=directions)
+        check_range(least=1, most=narrower, directions=directions)
         self.share = share
         self.directions = directions
         self.shrink = shrink
         self.tolerance = tolerance
         self.invertible = not shrink
-        unknown = torch.full((sites, min(d_x, d_y)), torch.nan)
+        unknown = torch.full((sites, narrower), torch.nan)
         self.register_buffer("correlations", unknown)
 
     def _keep(self, moments: Moments, found: Canonical, kept: Tensor) -> None:
         """Set the map to that of the directions in `kept` (S, c)."""
+        number = kept.shape[-1]
         self.correlations.fill_(torch.nan)
-        rho = torch.where(kept, found.rho, torch.nan)
-        self.correlations[:, : kept.shape[-1]] = rho
+        self.correlations[:, :number] = torch.where(kept, found.rho, torch.nan)
 
-        scales = kept * found.rho if self.shrink else kept.double()
-        into = found.a * scales[:, None]
         out_of = found.b.mT @ moments.yy
-        back = None
-        if not self.shrink:
-            back = (found.b * scales[:, None]) @ (found.a.mT @ moments.xx)
-        self.set_map(moments, into @ out_of, back)
+        if self.shrink:
+            scales = kept * found.rho
+            into = found.a * scales[:, None]
+            self.set_map(moments, into @ out_of)
+            return
+        chosen = kept.double()[:, None]
+        into = found.a * chosen
+        back_into = found.b * chosen
+        back_out_of = found.a.mT @ moments.xx
+        self.set_map(moments, into @ out_of, back_into @ back_out_of)
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, and their mean correlation on the fitting rows."""
         rho = self.correlations
-        return {
-            "directions": rho.isfinite().sum(-1).tolist(),
-            "mean_correlation": rho.nanmean(-1).tolist(),
-        }
+        directions = rho.isfinite().sum(-1)
+        mean = rho.nanmean(-1)
+        return {"directions": directions.tolist(), "mean_correlation": mean.tolist()}
 
 
 class CCA(_Canonical):
@@ -147,7 +152,8 @@ class CCA(_Canonical):
             ValueError: a neuron is constant, or there are too few rows, or fewer directions than asked for.
         """
         solution, *_ = _solve(moments, 1.0, self.tolerance)
-        self._keep(moments, solution, _first(solution, self.directions))
+        chosen = _first(solution, self.directions)
+        self._keep(moments, solution, chosen)
 
 
 class SVCCA(_Canonical):
@@ -192,23 +198,32 @@ class SVCCA(_Canonical):
         ranks = torch.stack([white_x.rank, white_y.rank], -1)
         self.components.copy_(ranks)
 
-        # Canonical variates are uncorrelated, so the error is a sum over directions.
-        rho = solution.rho
-        scales = rho if self.shrink else torch.ones_like(rho)
-        changes = chosen * (scales**2 - 2 * scales * rho)
-        explained = (solution.b.mT @ moments.yy).square().sum(-1)
         # of Y's squares, along its whitened directions
-        within_y = (moments.yy @ white_y.weight).square().sum((1, 2))
-        error = within_y + (changes * explained).sum(-1)
-        self.reduced_mse.copy_(error / (moments.n * white_y.rank))
+        whitened = moments.yy @ white_y.weight
+        within_y = whitened.square().sum((1, 2))
+        error = within_y + self._changes(moments, solution, chosen)
+        entries = moments.n * white_y.rank
+        self.reduced_mse.copy_(error / entries)
         self.reduced_fvu.copy_(error / within_y)
+
+    def _changes(self, moments: Moments, found: Canonical, kept: Tensor) -> Tensor:
+        """What the map changes in Y's squares, (S,): canonical variates are uncorrelated, so directions add up."""
+        rho = found.rho
+        scales = torch.ones_like(rho)
+        if self.shrink:
+            scales = rho
+        changes = kept * (scales**2 - 2 * scales * rho)
+        regression = found.b.mT @ moments.yy
+        explained = regression.square().sum(-1)
+        return (changes * explained).sum(-1)
 
     def findings(self) -> dict[str, Any]:
         """Directions, components, correlation, and the error in the reduced space, all on the fitting rows."""
+        components_x, components_y = self.components.int().unbind(-1)
         return {
             **super().findings(),
-            "components_x": self.components[:, 0].int().tolist(),
-            "components_y": self.components[:, 1].int().tolist(),
+            "components_x": components_x.tolist(),
+            "components_y": components_y.tolist(),
             "reduced_mse": self.reduced_mse.tolist(),
             "reduced_fvu": self.reduced_fvu.tolist(),
         }
@@ -219,8 +234,9 @@ def reduced_mse(aligner: nn.Module | None, sites: int) -> list[float | None]:
     if not isinstance(aligner, SVCCA):
         return [None] * sites
     errors: list[float | None] = []
-    for error in aligner.reduced_mse:
-        errors.append(float(error) if error.isfinite() else None)
+    for error in aligner.reduced_mse.tolist():
+        known = math.isfinite(error)
+        errors.append(error if known else None)
     return errors
 
 
@@ -271,15 +287,20 @@ class PWCCA(_Canonical):
             ValueError: a neuron is constant, or there are too few rows.
         """
         solution, *_ = _solve(moments, 1.0, self.tolerance)
-        alpha = (solution.a.mT @ moments.xx).abs().sum(-1)
-        chosen = _first(solution, None) & _heaviest(alpha, self.share)
+        products = solution.a.mT @ moments.xx
+        alpha = products.abs().sum(-1)
+        exists = _first(solution, None)
+        chosen = exists & _heaviest(alpha, self.share)
+        total = alpha.sum(-1)
         carried = (alpha * chosen).sum(-1)
-        self.carried.copy_(carried / alpha.sum(-1))
+        self.carried.copy_(carried / total)
         self._keep(moments, solution, chosen)
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, their mean correlation, and the share of Σα that they carry."""
-        return {**super().findings(), "alpha_share": self.carried.tolist()}
+        found = super().findings()
+        found["alpha_share"] = self.carried.tolist()
+        return found
 
 
 def _solve(
@@ -298,7 +319,8 @@ def _solve(
             f"pair number {site}, but got {int(moments.n)}: {int(surplus[site])} canonical correlations would be 1 "
             f"whatever the states are. {MORE_ROWS} SVCCA with a smaller `share` needs fewer."
         )
-    return canonical(white_x, white_y, moments.xy), white_x, white_y
+    solution = canonical(white_x, white_y, moments.xy)
+    return solution, white_x, white_y
 
 
 def _first(found: Canonical, directions: int | None) -> Tensor:
@@ -320,7 +342,9 @@ def _heaviest(alpha: Tensor, share: float) -> Tensor:
     """Select the fewest directions whose weights add up to `share` of Σα, the heaviest first: (S, c) bool."""
     weight, order = alpha.sort(dim=-1, descending=True)
     # the weight of a direction and all lighter ones
-    rest = weight.flip(-1).cumsum(-1).flip(-1)
+    lightest_first = weight.flip(-1).cumsum(-1)
+    rest = lightest_first.flip(-1)
     total = weight.sum(-1, keepdim=True)
-    chosen = rest > (1 - share) * total
-    return torch.zeros_like(chosen).scatter(-1, order, chosen)
+    heavy = rest > (1 - share) * total
+    chosen = torch.zeros_like(heavy)
+    return chosen.scatter(-1, order, heavy)

@@ -46,17 +46,20 @@ class Affine(Aligner):
         self.register_buffer("weight", torch.zeros(sites, d_x, d_y))
         self.register_buffer("weight_back", torch.zeros(sites, d_y, d_x))
         for name, shape in self.figures.items():
-            self.register_buffer(name, torch.full((sites, *shape), torch.nan))
+            unknown = torch.full((sites, *shape), torch.nan)
+            self.register_buffer(name, unknown)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
-        return torch.baddbmm(self.mean_y, x - self.mean_x, self.weight)
+        centred = x - self.mean_x
+        return torch.baddbmm(self.mean_y, centred, self.weight)
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d_y) -> (S, N, d_x)."""
         if not self.invertible:
             return super().inverse(y)
-        return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
+        centred = y - self.mean_y
+        return torch.baddbmm(self.mean_x, centred, self.weight_back)
 
     def set_map(
         self, moments: Moments, weight: Tensor, weight_back: Tensor | None = None
@@ -109,10 +112,13 @@ class Linear(Affine):
         """Solve from moments, in float64."""
         weight = least_squares(moments, self.ridge)
         u, singular, vh = torch.linalg.svd(weight, full_matrices=False)
-        self.condition.copy_(singular[:, 0] / singular[:, -1])
-        kept = singular > self.inverse_tolerance * singular[:, :1]
+        largest = singular[:, :1]
+        condition = largest / singular[:, -1:]
+        self.condition.copy_(condition.squeeze(-1))
+        kept = singular > self.inverse_tolerance * largest
         inverted = torch.where(kept, 1 / singular, 0.0)
-        back = vh.mT * inverted[:, None] @ u.mT
+        inverted = inverted[:, None]
+        back = vh.mT * inverted @ u.mT
         self.set_map(moments, weight, back)
 
     def findings(self) -> dict[str, Any]:
@@ -150,8 +156,11 @@ class Ridge(Affine):
         """
         deviations(moments, constant_neurons=True)
         weight, ridge = ridge_regression(moments, STRENGTHS, validation)
+        rows = 0
+        if validation is not None:
+            rows = int(validation.n)
         self.ridge.copy_(ridge)
-        self.validation_rows.fill_(0 if validation is None else int(validation.n))
+        self.validation_rows.fill_(rows)
         self.set_map(moments, weight)
 
     def findings(self) -> dict[str, Any]:
@@ -160,11 +169,15 @@ class Ridge(Affine):
         rows = int(self.validation_rows.max())
         if rows:
             chosen_by = f"{rows} validation rows"
-        strengths = [float(f"{value:.3g}") for value in self.ridge.tolist()]
+        strengths = []
+        for value in self.ridge.tolist():
+            rounded = float(f"{value:.3g}")
+            strengths.append(rounded)
         found: dict[str, Any] = {"ridge": strengths, "ridge_chosen_by": chosen_by}
         edges = {STRENGTHS[0]: "smallest", STRENGTHS[-1]: "largest"}
-        if not edges.keys().isdisjoint(strengths):
-            found["ridge_at_the_edge"] = list(map(edges.get, strengths))
+        at_the_edge = [edges.get(strength) for strength in strengths]
+        if any(at_the_edge):
+            found["ridge_at_the_edge"] = at_the_edge
         return found
 
 
@@ -193,9 +206,11 @@ class Procrustes(Affine):
         rotation, singular = procrustes_rotation(moments)
         back = rotation.mT
         if self.scale:
-            factor = singular.sum(-1) / squares(moments.xx).sum(-1)
-            rotation = rotation * factor[:, None, None]
-            back = back / factor[:, None, None]
+            total = squares(moments.xx).sum(-1)
+            factor = singular.sum(-1) / total
+            factor = factor[:, None, None]
+            rotation = rotation * factor
+            back = back / factor
         self.set_map(moments, rotation, back)
 
 
@@ -239,21 +254,24 @@ class Permutation(Affine):
         from scipy.optimize import linear_sum_assignment
 
         x, y = deviations(moments)
-        deviation_products = x[:, :, None] * y[:, None, :]
-        correlations = moments.xy / moments.n / deviation_products  # Pearson's
+        x = x[:, :, None]
+        y = y[:, None, :]
+        correlations = moments.xy / moments.n / (x * y)  # Pearson's
         signs = torch.ones_like(correlations)
         if self.signed:
             signs = signs.copysign(correlations)
-        matched_by = (signs * correlations).cpu().numpy()
+        matched_by = signs * correlations
 
         weight = torch.zeros_like(correlations)
-        for site, values in enumerate(matched_by):
+        for site, values in enumerate(matched_by.cpu().numpy()):
             of_x, of_y = linear_sum_assignment(values, maximize=True)
-            weight[site, of_x, of_y] = signs[site, of_x, of_y]
+            pairs = (site, of_x, of_y)
+            weight[pairs] = signs[pairs]
 
-        pairs = min(self.d_x, self.d_y)
-        matched = (weight * correlations).sum((1, 2))
-        self.correlation.copy_(matched / pairs)
+        number = min(self.d_x, self.d_y)
+        matched = weight * correlations
+        total = matched.sum((1, 2))
+        self.correlation.copy_(total / number)
         self.set_map(moments, weight, weight.mT)
 
     def findings(self) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class OneSize(NamedTuple):
         if common:
             variance = variance.mean(-1, keepdim=True).expand_as(variance)
         sizes = torch.where(constant, 1.0, variance.sqrt())
-        return cls(sizes, _multiplied(moments, 1 / sizes * ~constant))
+        factor = 1 / sizes * ~constant
+        return cls(sizes, _multiplied(moments, factor))
 
     def divided(self, moments: Moments) -> Moments:
         """Moments of other rows with X's features divided by the same sizes."""
@@ -58,11 +59,11 @@ class OneSize(NamedTuple):
 def _multiplied(moments: Moments, factor: Tensor) -> Moments:
     """Moments of states whose features of X are multiplied by a factor each, (S, d_x)."""
     rows = factor[:, :, None]
-    return moments._replace(
-        mean_x=moments.mean_x * factor,
-        xx=moments.xx * rows * factor[:, None],
-        xy=moments.xy * rows,
-    )
+    columns = factor[:, None]
+    mean_x = moments.mean_x * factor
+    xx = moments.xx * rows * columns
+    xy = moments.xy * rows
+    return moments._replace(mean_x=mean_x, xx=xx, xy=xy)
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
@@ -75,18 +76,26 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
     """
     alike = OneSize.of(moments)
     system = alike.moments.xx
-    penalised = system + ridge * identity_like(system)
+    same = identity_like(system)
+    penalised = system + ridge * same
     factor, info = torch.linalg.cholesky_ex(penalised)
     constant = (squares(system) == 0).all(-1)
     failed = (info != 0) | constant
     if failed.any():
-        site = int(failed.nonzero()[0])
+        site = _first_site(failed)
         raise UserError(
             "Least squares expects states of X that vary in every direction or a positive `ridge`; "
             f"the system of site pair number {site} is singular at ridge {ridge:g}. "
             "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
         )
-    return alike.undone(torch.cholesky_solve(alike.moments.xy, factor))
+    weight = torch.cholesky_solve(alike.moments.xy, factor)
+    return alike.undone(weight)
+
+
+def _first_site(failed: Tensor) -> int:
+    """The number of the first site pair at which this is true, (S,)."""
+    sites = failed.nonzero()
+    return int(sites[0])
 
 
 def ridge_regression(
@@ -111,11 +120,13 @@ def ridge_regression(
     Returns:
         W (S, d_x, d_y), and the ridge of each site, (S,).
     """
-    own = _Spectrum(OneSize.of(moments)).best(ridges, validation)
-    common = _Spectrum(OneSize.of(moments, common=True)).best(ridges, validation)
+    own = _best(moments, ridges, validation, common=False)
+    common = _best(moments, ridges, validation, common=True)
     better = common.error < own.error
-    weight = torch.where(better[:, None, None], common.weight, own.weight)
-    return weight, torch.where(better, common.ridge, own.ridge)
+    ridge = torch.where(better, common.ridge, own.ridge)
+    better = better[:, None, None]
+    weight = torch.where(better, common.weight, own.weight)
+    return weight, ridge
 
 
 class _Regression(NamedTuple):
@@ -124,6 +135,15 @@ class _Regression(NamedTuple):
     weight: Tensor
     ridge: Tensor
     error: Tensor
+
+
+def _best(
+    moments: Moments, ridges: Sequence[float], validation: Moments | None, common: bool
+) -> _Regression:
+    """The best map under ridges relative to each feature's own variance; `common`: to the mean of all."""
+    alike = OneSize.of(moments, common)
+    spectrum = _Spectrum(alike)
+    return spectrum.best(ridges, validation)
 
 
 class _Spectrum:
@@ -145,36 +165,42 @@ class _Spectrum:
     def best(self, ridges: Sequence[float], validation: Moments | None) -> _Regression:
         """The map under the ridge with the least error: see `ridge_regression`."""
         values = self.values
-        added = torch.tensor(list(ridges), dtype=values.dtype, device=values.device)
+        added = values.new_tensor(list(ridges))
         shrinking = added[:, None, None] * self.level
-        both = self.values + shrinking
-        kept = self.values / both
+        both = values + shrinking
+        kept = values / both
         if validation is None:
             errors = self._cross_validated(shrinking / both)
         else:
-            errors = self._error_on(validation, kept / self.values)
+            errors = self._error_on(validation, kept / values)
 
         error, chosen = errors.min(0)
-        factors = picked(kept, chosen) / self.values
+        factors = picked(kept, chosen) / values
         shrunk = self.projected * factors[..., None]
-        weight = self.vectors @ shrunk
-        return _Regression(self.alike.undone(weight), added[chosen], error)
+        weight = self.alike.undone(self.vectors @ shrunk)
+        ridge = added[chosen]
+        return _Regression(weight, ridge, error)
 
     def _cross_validated(self, lost: Tensor) -> Tensor:
         """The generalised cross-validation error of R ridges, (R, S), which lose these shares (R, S, d_x) of P."""
-        explained = self.projected.square().sum(-1) / self.values
-        total = squares(self.moments.yy).sum(-1)
-        outside = total - explained.sum(-1)
-        # fewer rows than directions explain everything
-        outside = torch.where(outside > ROUNDING * total, outside, 0.0)
-        given_up = explained * lost.square()
-        residual = outside + given_up.sum(-1)
-
         directions = self.varies.sum(-1)
         regained = (lost * self.varies).sum(-1)
         left = self.moments.n - 1 - directions + regained
+        residual = self._residual(lost)
         error = residual / left.square()
         return torch.where(left > 0, error, torch.inf)
+
+    def _residual(self, lost: Tensor) -> Tensor:
+        """The squared error on the fitting rows, (R, S), of ridges that lose these shares (R, S, d_x) of P."""
+        projected = self.projected.square().sum(-1)
+        explained = projected / self.values
+        total = squares(self.moments.yy).sum(-1)
+        outside = total - explained.sum(-1)
+        # fewer rows than directions explain everything
+        more = outside > ROUNDING * total
+        outside = torch.where(more, outside, 0.0)
+        given_up = explained * lost.square()
+        return outside + given_up.sum(-1)
 
     def _error_on(self, validation: Moments, factors: Tensor) -> Tensor:
         """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
@@ -183,19 +209,27 @@ class _Spectrum:
             validation: of the validation rows.
             factors: (R, S, d_x) f of R maps W = V diag(f) P.
         """
-        other = self.alike.divided(validation)
-        shift_x = other.mean_x - self.moments.mean_x
-        shift_y = other.mean_y - self.moments.mean_y
-        total_x = (other.n * shift_x)[:, :, None]
-        xx = other.xx + total_x * shift_x[:, None]
-        xy = other.xy + total_x * shift_y[:, None]
-
+        xx, xy = self._about_means(validation)
         back = self.vectors.mT
         images = self.projected @ self.projected.mT
         squared = back @ xx @ self.vectors * images
-        products = (back @ xy * self.projected).sum(-1)
-        quadratic = torch.einsum("rsi,sij->rsj", factors, squared) * factors
-        return (quadratic - 2 * products * factors).sum(-1)
+        shared = back @ xy * self.projected
+        products = shared.sum(-1)
+        linear = 2 * products * factors
+        half = torch.einsum("rsi,sij->rsj", factors, squared)
+        quadratic = half * factors
+        return (quadratic - linear).sum(-1)
+
+    def _about_means(self, validation: Moments) -> tuple[Tensor, Tensor]:
+        """XᵀX and XᵀY of validation rows, divided by sizes, about the fitting rows' means."""
+        other = self.alike.divided(validation)
+        shift_x = other.mean_x - self.moments.mean_x
+        shift_y = other.mean_y - self.moments.mean_y
+        total_x = other.n * shift_x
+        total_x = total_x[:, :, None]
+        xx = other.xx + total_x * shift_x[:, None]
+        xy = other.xy + total_x * shift_y[:, None]
+        return xx, xy
 
 
 def ridge_path(
@@ -216,17 +250,22 @@ def ridge_path(
         W (S, d_x, d_y).
     """
     alike = OneSize.of(moments, common)
-    values, vectors = torch.linalg.eigh(alike.moments.xx)
+    system = alike.moments.xx
+    values, vectors = torch.linalg.eigh(system)
     level = values.mean(-1, keepdim=True)[..., None]
     values = values.clamp(min=0)[..., None]
     cross = alike.moments.xy
     if towards is not None:
-        cross = cross - alike.moments.xx * alike.sizes[:, None] @ towards
+        sizes = alike.sizes[:, None]
+        cross = cross - system * sizes @ towards
     projected = vectors.mT @ cross
     for ridge in ridges:
-        shrunk = projected / (values + ridge * level)
+        penalised = values + ridge * level
+        shrunk = projected / penalised
         weight = alike.undone(vectors @ shrunk)
-        yield weight if towards is None else weight + towards
+        if towards is not None:
+            weight = weight + towards
+        yield weight
 
 
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
@@ -259,27 +298,47 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if known.all():
         return u, s, vh
 
-    # the identity without the known directions, whose own directions fill the null spaces
-    known_u = u * known[:, None]
-    known_v = vh * known[..., None]
-    rest = identity_like(matrix)
-    rest = rest - known_u @ (known_u.mT @ rest)
-    rest = rest - (rest @ known_v.mT) @ known_v
-    null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
-
+    known_u = known[:, None]
+    known_v = known[..., None]
+    null_u, null_v = _null_directions(matrix, u * known_u, vh * known_v)
     # the first of these stands after the last known one
     numbers = torch.arange(s.shape[-1], device=s.device)
-    place = (numbers - known.sum(-1, keepdim=True)).clamp(min=0)
+    place = numbers - known.sum(-1, keepdim=True)
+    place = place.clamp(min=0)
     null_u = null_u.take_along_dim(place[:, None], 2)
     null_v = null_v.take_along_dim(place[..., None], 1)
-    u = torch.where(known[:, None], u, null_u)
-    return u, s, torch.where(known[..., None], vh, null_v)
+    u = torch.where(known_u, u, null_u)
+    vh = torch.where(known_v, vh, null_v)
+    return u, s, vh
+
+
+def _null_directions(
+    matrix: Tensor, known_u: Tensor, known_v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The identity's own directions without the known ones, which fill the null spaces of a matrix.
+
+    Args:
+        matrix: (S, d_x, d_y).
+        known_u: (S, d_x, c), zero where a direction is not known.
+        known_v: (S, c, d_y), likewise.
+
+    Returns:
+        U (S, d_x, c) and Vᵀ (S, c, d_y).
+    """
+    rest = identity_like(matrix)
+    shares_u = known_u.mT @ rest
+    rest = rest - known_u @ shares_u
+    shares_v = rest @ known_v.mT
+    rest = rest - shares_v @ known_v
+    null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
+    return null_u, null_v
 
 
 def fixed_direction(like: Tensor) -> Tensor:
     """A direction that no data have chosen, cos 1, cos 2, ..., cos d: (d,), for a tensor (..., d)."""
     d = like.shape[-1]
-    return torch.arange(1.0, 1 + d, dtype=like.dtype, device=like.device).cos()
+    numbers = torch.arange(1.0, 1 + d, dtype=like.dtype, device=like.device)
+    return numbers.cos()
 
 
 def deviations(
@@ -294,8 +353,10 @@ def deviations(
     Raises:
         ValueError: a neuron, or all of a site, is constant over the rows or not finite.
     """
-    x = (squares(moments.xx) / moments.n).sqrt()
-    y = (squares(moments.yy) / moments.n).sqrt()
+    variance_x = squares(moments.xx) / moments.n
+    variance_y = squares(moments.yy) / moments.n
+    x = variance_x.sqrt()
+    y = variance_y.sqrt()
     _check_vary("X", x, moments.mean_x, constant_neurons)
     _check_vary("Y", y, moments.mean_y, constant_neurons)
     return x, y
@@ -305,16 +366,18 @@ def _check_vary(
     name: str, deviation: Tensor, mean: Tensor, constant_neurons: bool
 ) -> None:
     """Raise if neurons of one model do not vary at a site: all of them, or any unless `constant_neurons`."""
-    constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
+    varies = deviation > ROUNDING * mean.abs()
+    constant = ~varies  # also true of NaN
     if constant_neurons:
         what = "states"
-        bad = constant.all(-1) | ~deviation.isfinite().all(-1)
+        infinite = ~deviation.isfinite()
+        bad = constant.all(-1) | infinite.any(-1)
     else:
         what = "every neuron"
         bad = constant.any(-1)
     if not bad.any():
         return
-    site = int(bad.nonzero()[0])
+    site = _first_site(bad)
     raise UserError(
         f"Expected {what} of {name} to vary over the fitting rows, but {int(constant[site].sum())} of "
         f"{constant.shape[-1]} neurons are constant or not finite at site pair number {site}. Leave that site out "

@@ -1,5 +1,6 @@
 """The linear map at which a bijection starts, and the space in which its training disturbs that map least."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -51,8 +52,8 @@ class StartingMap(NamedTuple):
     @property
     def rigid(self) -> Tensor:
         """Whether the map stretches nothing, (S,)."""
-        rigid = torch.tensor(list(map(START_NAMES.index, RIGID)))
-        return torch.isin(self.taken, rigid.to(self.taken))
+        rigid = _places(RIGID).to(self.taken)
+        return torch.isin(self.taken, rigid)
 
 
 def invertible_start(moments: Moments, start: Start, both_ways: bool) -> StartingMap:
@@ -69,22 +70,36 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
     """
     moments = scaled_moments(moments)
     solved, judged = thinned(moments, JUDGED)
-    names = START_NAMES if start == "best" else (start,)
+    names: tuple[Start, ...] = (start,)
+    if start == "best":
+        names = START_NAMES
 
     candidates = []
     candidate_errors = []
     for name in names:
-        candidates.append(_SOLVERS[name](moments))
-        trial = _SOLVERS[name](solved)
-        candidate_errors.append(start_error(trial, judged, both_ways))
+        solve = _SOLVERS[name]
+        candidates.append(solve(moments))
+        trial = solve(solved)
+        error = start_error(trial, judged, both_ways)
+        candidate_errors.append(error)
 
-    error, chosen = torch.stack(candidate_errors).min(0)
+    errors = torch.stack(candidate_errors)
+    error, chosen = errors.min(0)
     if both_ways:
         error = error / 2
     weight = picked(torch.stack(candidates), chosen)
-    numbers = torch.tensor(list(map(START_NAMES.index, names)))
-    taken = numbers.to(chosen)[chosen]
-    return StartingMap(weight, batch_inverse(weight), taken, error)
+    inverse = batch_inverse(weight)
+    taken = _places(names).to(chosen)[chosen]
+    return StartingMap(weight, inverse, taken, error)
+
+
+def _places(names: Sequence[Start]) -> Tensor:
+    """The places of starts in `START_NAMES`."""
+    places = []
+    for name in names:
+        place = START_NAMES.index(name)
+        places.append(place)
+    return torch.tensor(places)
 
 
 def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,13 +127,14 @@ def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, 
     middle, _ = _roots(root @ both @ root)
     into, out_of = _roots(inverse_root @ middle @ inverse_root)
 
-    total_variance = (into * (covariance @ into)).sum((1, 2), keepdim=True)
-    scale = (total_variance / start.shape[-1]).sqrt()
-    stretched = ~rigid[:, None, None]
-    return (
-        torch.where(stretched, into / scale, same),
-        torch.where(stretched, out_of * scale, same),
-    )
+    products = into * (covariance @ into)
+    total_variance = products.sum((1, 2), keepdim=True)
+    variance = total_variance / start.shape[-1]
+    scale = variance.sqrt()
+    rigid = rigid[:, None, None]
+    into = torch.where(rigid, same, into / scale)
+    out_of = torch.where(rigid, same, out_of * scale)
+    return into, out_of
 
 
 def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
@@ -139,18 +155,17 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
     freedom = int(moments.n) - 1
     second = max(1, round(share * freedom))
     first = max(1, freedom - second)
-    width = moments.xx.shape[-1] + moments.yy.shape[-1]
-    rank = min(width, freedom)
+    d_x, d_y = moments.xy.shape[-2:]
+    rank = min(d_x + d_y, freedom)
 
     draw = np.random.default_rng(0)
     of_first = _scatter(first, rank, draw).to(moments.xx)
     of_second = _scatter(second, rank, draw).to(moments.xx)
     factor = torch.linalg.cholesky(of_first + of_second)
     root = _joint_root(moments, rank)
-    return (
-        _part(moments, root, factor, of_first, first),
-        _part(moments, root, factor, of_second, second),
-    )
+    part = _part(moments, root, factor, of_first, first)
+    rest = _part(moments, root, factor, of_second, second)
+    return part, rest
 
 
 def _scatter(rows: int, width: int, draw: np.random.Generator) -> Tensor:
@@ -163,9 +178,11 @@ def _scatter(rows: int, width: int, draw: np.random.Generator) -> Tensor:
         return torch.from_numpy(drawn.T @ drawn)
     factor = np.zeros((width, width))
     below = np.tril_indices(width, -1)
-    factor[below] = draw.standard_normal(len(below[0]))
+    entries = width * (width - 1) // 2
+    factor[below] = draw.standard_normal(entries)
     freedom = rows - np.arange(width)
-    np.fill_diagonal(factor, np.sqrt(draw.chisquare(freedom)))
+    lengths = draw.chisquare(freedom)
+    np.fill_diagonal(factor, np.sqrt(lengths))
     return torch.from_numpy(factor @ factor.T)
 
 
@@ -173,11 +190,14 @@ def _joint_root(moments: Moments, rank: int) -> Tensor:
     """R (S, d_x + d_y, rank) with R Rᵀ the joint scatter of x and y."""
     upper = torch.cat((moments.xx, moments.xy), 2)
     lower = torch.cat((moments.xy.mT, moments.yy), 2)
-    values, vectors = torch.linalg.eigh(torch.cat((upper, lower), 1))
+    joint = torch.cat((upper, lower), 1)
+    values, vectors = torch.linalg.eigh(joint)
     # rounding chooses the signs of eigenvectors: fix them
-    signs = (fixed_direction(values) @ vectors).sign()
+    shares = fixed_direction(values) @ vectors
+    signs = shares.sign()
     vectors = vectors * signs[:, None]
-    sizes = values[..., -rank:].clamp(min=0).sqrt()
+    largest = values[..., -rank:]
+    sizes = largest.clamp(min=0).sqrt()
     return vectors[..., -rank:] * sizes[:, None]
 
 
@@ -188,22 +208,24 @@ def _part(
     half = torch.linalg.solve_triangular(factor, scatter, upper=False)
     beta = torch.linalg.solve_triangular(factor, half.mT, upper=False)
     joint = root @ beta @ root.mT
+    n = torch.full_like(moments.n, freedom + 1)
     d = moments.xx.shape[-1]
-    return moments._replace(
-        n=torch.full_like(moments.n, freedom + 1),
-        xx=joint[:, :d, :d],
-        yy=joint[:, d:, d:],
-        xy=joint[:, :d, d:],
-    )
+    of_x = joint[:, :d]
+    of_y = joint[:, d:]
+    xx = of_x[..., :d]
+    xy = of_x[..., d:]
+    yy = of_y[..., d:]
+    return moments._replace(n=n, xx=xx, yy=yy, xy=xy)
 
 
 def scaled_moments(moments: Moments) -> Moments:
     """Moments of states divided by their root mean variance."""
     x = deviation(moments.xx, moments.n)
     y = deviation(moments.yy, moments.n)
-    return moments._replace(
-        xx=moments.xx / x.square(), yy=moments.yy / y.square(), xy=moments.xy / (x * y)
-    )
+    xx = moments.xx / x.square()
+    yy = moments.yy / y.square()
+    xy = moments.xy / (x * y)
+    return moments._replace(xx=xx, yy=yy, xy=xy)
 
 
 def _identity(moments: Moments) -> Tensor:
@@ -223,8 +245,10 @@ def _linear(moments: Moments) -> Tensor:
     of_y = feature_deviations(moments.yy)[:, None]
     weight, _ = ridge_regression(moments, RIDGES)
     u, s, vh = determined_svd(weight * of_x / of_y)
-    raised = s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])
-    return u * raised[:, None] @ vh / of_x * of_y
+    smallest = SMALLEST_SINGULAR_VALUE * s[:, :1]
+    raised = s.clamp(min=smallest)
+    raised_weight = u * raised[:, None] @ vh
+    return raised_weight / of_x * of_y
 
 
 def _covariance(moments: Moments) -> Tensor:
@@ -259,36 +283,46 @@ def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
     be small.
     """
     sizes = feature_deviations(covariance)
-    both = sizes[..., None] * sizes[:, None]
+    rows = sizes[..., None]
+    columns = sizes[:, None]
+    both = rows * columns
     values, vectors = torch.linalg.eigh(covariance / both)
     values = values.clamp(min=SMALLEST_VARIANCE)
     raised = vectors * values[:, None] @ vectors.mT
 
     values, vectors = torch.linalg.eigh(raised * both)
-    root = values.sqrt()[:, None]
-    return vectors * root @ vectors.mT, vectors / root @ vectors.mT
+    lengths = values.sqrt()[:, None]
+    root = vectors * lengths @ vectors.mT
+    inverse_root = vectors / lengths @ vectors.mT
+    return root, inverse_root
 
 
 def feature_deviations(scatter: Tensor) -> Tensor:
     """The root of each feature's sum of squares, (S, d); of one that does not vary the root of the median of all."""
     variance = squares(scatter)
+    mean = variance.mean(-1, keepdim=True)
     median = variance.median(-1, keepdim=True).values
-    usual = torch.where(median > 0, median, variance.mean(-1, keepdim=True))
+    usual = torch.where(median > 0, median, mean)
     varies = variance > NO_VARIANCE * usual
-    return torch.where(varies, variance, usual).sqrt()
+    raised = torch.where(varies, variance, usual)
+    return raised.sqrt()
 
 
 def start_error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
     """FVU of x ↦ x W from moments, plus that of its inverse under `both_ways`, (S,)."""
-    error = _fvu(weight, moments)
-    if both_ways:
-        error = error + _fvu(batch_inverse(weight), moments.swap())
-    return error
+    there = _fvu(weight, moments)
+    if not both_ways:
+        return there
+    inverse = batch_inverse(weight)
+    back = _fvu(inverse, moments.swap())
+    return there + back
 
 
 def _fvu(weight: Tensor, moments: Moments) -> Tensor:
     """FVU of x ↦ x W from moments, (S,)."""
     total = squares(moments.yy).sum(-1)
-    mapped = (weight * (moments.xx @ weight)).sum((1, 2))
-    shared = (weight * moments.xy).sum((1, 2))
+    products = weight * (moments.xx @ weight)
+    mapped = products.sum((1, 2))
+    products = weight * moments.xy
+    shared = products.sum((1, 2))
     return 1 + (mapped - 2 * shared) / total
