@@ -210,6 +210,7 @@ def known_options(script: str, name: str) -> dict[str, Any]:
 def _run(script: str, words: list[str], program: str, modules: Sequence[str]) -> None:
     # Batches differ in shape, and oneDNN caches compiled code for the last 1,024 shapes, which takes ever more memory.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    _let_segments_grow()
     name = words[0] if words else ""
     if name in ("-h", "--help"):
         print(_usage(program, script))
@@ -225,6 +226,22 @@ def _run(script: str, words: list[str], program: str, modules: Sequence[str]) ->
         )
         print(f"{_usage(program, script)}\n\n{error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _let_segments_grow() -> None:
+    """Let torch's segments of GPU memory grow, unless the user has set how it takes memory.
+
+    Otherwise each shape of batch may leave gaps that no other fits in.
+    """
+    settings = "PYTORCH_ALLOC_CONF"
+    of_devices = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+    set_by_user = os.environ.keys() & {settings, *of_devices}
+    if sys.platform != "linux" or set_by_user:
+        return
+    major, minor, _ = version("torch").split(".", 2)
+    if (int(major), int(minor)) < (2, 9):
+        settings = "PYTORCH_CUDA_ALLOC_CONF"
+    os.environ[settings] = "expandable_segments:True"
 
 
 def _run_command(

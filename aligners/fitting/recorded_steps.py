@@ -37,6 +37,9 @@ Recorder = Callable[[Work], Work]  # what replays the work that it is given
 FEWEST_ROWS = 64
 RECORDED_AT = 2  # meeting of a number of rows; the first may be the only one
 MOST_GRAPHS = 24
+# Sites × rows × width × width, beyond which the kernels of an INN take a GPU longer than the host, however coarse its
+# products: 19 sites of width 768 on 768 rows.
+MOST_WORK = 2**33
 WARM_UP = 3  # runs before a capture, in which libraries choose their kernels and take their memory
 # By how much a replay may differ, relative to the norm of a gradient: float32, and coarser products.
 ROUNDING = {"float32": 1e-3}
@@ -140,6 +143,9 @@ class CudaRecorder:
                 capture_error_mode="thread_local",  # others may read batches meanwhile
             ):
                 work()
+        except BaseException:
+            graph.reset()
+            raise
         finally:
             # a capture that fails leaves its own stream as the current one
             torch.cuda.set_stream(current)
@@ -218,7 +224,8 @@ class RecordedSteps:
         Returns:
             The losses (F, S) of all fits; None: nothing was computed or set.
         """
-        if self.failure or not x.shape[1]:
+        work = x.numel() * y.shape[2]
+        if self.failure or not 0 < work <= MOST_WORK:
             return None
         self.failure = self._what_forbids()
         losses = None

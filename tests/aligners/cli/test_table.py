@@ -40,6 +40,26 @@ def test_shapes_of_batches_are_not_kept_for_ever(seen: list[object], monkeypatch
     assert os.environ[name] == "64"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has no such segments")
+@pytest.mark.parametrize(
+    ("torch", "name"), [("2.8.0", "PYTORCH_CUDA_ALLOC_CONF"), ("2.13.0+cu130", "PYTORCH_ALLOC_CONF")]
+)
+def test_segments_of_gpu_memory_grow_unless_the_user_sets_them(
+    torch: str, name: str, seen: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"]
+    monkeypatch.setattr(table, "version", {"torch": torch}.__getitem__)
+    for taken in (None, *names):
+        for each in names:
+            monkeypatch.setenv(each, "")  # so that it is put back
+            monkeypatch.delenv(each)
+        if taken is not None:
+            monkeypatch.setenv(taken, "backend:native")
+        table.train(["fit"])
+        found = {each: os.environ[each] for each in names if each in os.environ}
+        assert found == ({name: "expandable_segments:True"} if taken is None else {taken: "backend:native"})
+
+
 @pytest.mark.parametrize("script", ["train", "evaluate", "study"])
 def test_every_command_has_the_same_shape(script: str) -> None:
     for name, (_, said) in table.COMMANDS[script].items():

@@ -122,6 +122,9 @@ def test_numbers_of_rows_that_are_met_once_are_not_recorded(monkeypatch: pytest.
         assert steps.step(x[:, :count], y[:, :count]) is not None
     assert (recorder.recorded, steps.replayed) == (2, 2)  # two are as many as there may be
     assert steps.step(x[:, :0], y[:, :0]) is None
+    monkeypatch.setattr(recorded_steps, "MOST_WORK", x.shape[0] * 60 * 6 * 6)  # more would keep a GPU busy anyway
+    assert steps.step(x[:, :60], y[:, :60]) is not None
+    assert steps.step(x[:, :61], y[:, :61]) is None
     assert steps.failure == ""
 
 
