@@ -15,6 +15,8 @@ from benchmarks.on_gpu import __main__ as on_gpu
 from benchmarks.on_gpu import commands, ranks, steps
 from benchmarks.on_gpu.device import WAITS, Device, Skipped
 
+from aligners.maps.inn import INN
+
 PARTS = [
     *("bank", "steps", "reading", "agreement", "memory", "tf32", "commands"),
     *("similarity", "store", "attention", "precision", "ranks"),
@@ -187,18 +189,18 @@ def test_steps_that_do_not_fit_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     device, figures = Device("cpu"), Figures("cpu")
-    monkeypatch.setattr(device, "free", lambda: 1_000.0)
+    monkeypatch.setattr(device, "free", lambda: 700.0)
     monkeypatch.setattr(device, "peak", lambda _: 300)
-    monkeypatch.setattr(steps, "SMALL_SIZES", ((1, 8), (2, 16), (1, 16)))
+    monkeypatch.setattr(steps, "SMALL_SIZES", {1: (8,), 2: (16, 8)})
     steps.run(figures, device, small=True)
     assert "2 sites of 16 rows do not fit in the free memory" in capsys.readouterr().out
-    assert {name.partition(" rows")[0] for name in figures.figures} == {"1 x 8", "1 x 16"}
+    assert {name.partition(" rows")[0] for name in figures.figures} == {"1 x 8", "2 x 8"}
 
 
 def test_a_step_misses_its_bar_by_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = Figures("cpu")
     monkeypatch.setattr(steps, "BARS", {(1, 8): 0.0})
-    steps.measure(figures, Device("cpu"), 1, 8, 16, 1)
+    steps.measure(figures, Device("cpu"), INN(1, 16, 16), 8, 1)
     assert figures.missed == [f"1 x 8 rows, {precision}: a step / its products" for precision in steps.IN]
 
 
