@@ -114,7 +114,7 @@ def test_what_is_asked_too_early_or_too_much_is_refused() -> None:
         (lambda: found.inverse_transform(y), "has none"),
         (lambda: found.transform(y), "of width 4"),
         (lambda: found.transform(torch.stack([x, x])), "as many sites"),
-        (lambda: found.at(1), "there is one alone"),
+        (lambda: found.at(1), "there is only one"),
         (lambda: found.score(x, 0 * y + found.bank.mean_y[0]), "differ from the mean"),
         (lambda: found.set_params(rigde=1), "out of ridge, inverse_tolerance, but got rigde"),
         (lambda: ArrayMap(maps.MLP).fit(x, y), "TrainedMap"),
