@@ -37,7 +37,7 @@ def test_a_model_is_asked_before_anything_is_replaced_in_it() -> None:
 
 def test_such_a_front_is_refused_wherever_its_states_would_give_the_answers() -> None:
     sees, causal = (tiny_frozen("gpt2", task="causal", seed=seed, is_causal=bool(seed)) for seed in (0, 1))
-    says = "sees the whole text .* would give tiny-gpt2 the tokens that it should predict"
+    says = "sees the whole text .* would reveal to tiny-gpt2 the tokens that it should predict"
     with pytest.raises(ValueError, match=says):
         inject(sees, causal, lambda rows: rows, TEXTS, site=1)
     with pytest.raises(ValueError, match=says):
