@@ -1,4 +1,4 @@
-"""The LightningModule that trains banks of maps, each site by itself, and figures over ranks."""
+"""The LightningModule that trains banks of maps, each site independently, and figures over ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -42,48 +42,48 @@ from aligners.maps.base import Aligner
 from aligners.maps.matrices import Products, products_in
 
 AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
-IN_MEMORY = "the fit in memory"  # in place of the name of a file
+IN_MEMORY = "the fit in memory"  # in place of a file's name
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
-    """Return the mean of all ranks' `values`, on every rank. All ranks have to call it."""
+    """Return the mean of all ranks' `values`, on every rank. All ranks must call it."""
     if trainer.world_size == 1:
         return values
     return cast(Tensor, trainer.strategy.reduce(values.clone(), reduce_op="mean"))
 
 
 def mean_count(trainer: pl.Trainer, count: int, device: torch.device) -> Tensor | float:
-    """The mean over ranks of what each rank has of something; in a run of one process, that number itself."""
+    """Return the mean over ranks of a count; with one process, the count itself."""
     if trainer.world_size == 1:
         return float(count)
-    # filled on the device: a number that is copied there would wait for it
+    # filled on the device: copying a number there would have to wait for it
     return mean_over_ranks(trainer, torch.full((), float(count), device=device))
 
 
 class BankTraining(KnownLength, ABC):
-    """Trains banks of maps, each site by itself: one optimiser for all, and one course of its learning rates.
+    """Trains banks of maps, each site independently, with one optimiser and one schedule of learning rates for all.
 
     Any Trainer will do: the best state of each site is kept by a `BestPerSite`, which the module brings along unless
     the Trainer has one.
 
     Args:
         optimizer: makes the optimiser.
-        schedule: how the learning rate moves over the training steps.
-        warmup: share of the steps over which it rises.
-        gradient_clip: largest gradient norm of a site of a bank; 0 turns clipping off.
-        seed: of the initial weights.
-        averaging: whether maps are the average of the weights of all steps: see `SiteSteps`.
+        schedule: how the learning rate changes over the training steps.
+        warmup: share of the steps over which the learning rate rises.
+        gradient_clip: largest norm of the gradient of a bank at a site; 0 turns clipping off.
+        seed: seed of the initial weights.
+        averaging: whether maps are averages of the weights of all steps; see `SiteSteps`.
 
     Attributes:
         stream: the data module.
-        final: name of the file that a finished run leaves; empty: it leaves none.
+        final: name of the file that a finished run leaves; empty: none.
         products: precision of matrix products in training.
         maps: route -> name -> bank.
         training_record: route.name -> how training went, site by site; written by `BestPerSite`.
-        training_steps: of the whole run, once training has begun.
-        parts: of a batch, each of which gets a step of the optimiser, likewise.
-        site_steps: how steps are taken, likewise.
-        after_moments_batch: what a callback does after every batch of moments, set as the fit starts.
+        training_steps: number of steps of the whole run, once training has begun.
+        parts: number of parts of a batch, each of which gets a step of the optimiser, once training has begun.
+        site_steps: how steps are taken, once training has begun.
+        after_moments_batch: what a callback does after every batch of moments, set when the fit starts.
     """
 
     automatic_optimization = False
@@ -113,13 +113,13 @@ class BankTraining(KnownLength, ABC):
         self.training_record: dict[str, dict[str, Any]] = {}
         self.after_moments_batch: Callable[[], None] | None = None
         self.parts = 1
-        self._complete = False  # a run that goes on with all its steps taken
+        self._complete = False  # a resumed run that has taken all its steps
         self._limits: dict[
             str, Any
-        ] = {}  # what the Trainer was given then, before it was lifted
+        ] = {}  # the Trainer's limit of steps, before it was lifted
 
     def banks_of(self, route: str) -> dict[str, Aligner]:
-        """Name -> bank of a route."""
+        """Return name -> bank of a route."""
         banks = cast(nn.ModuleDict, self.maps[route])
         return {name: cast(Aligner, bank) for name, bank in banks.items()}
 
@@ -134,22 +134,22 @@ class BankTraining(KnownLength, ABC):
 
     @abstractmethod
     def criteria(self) -> dict[str, Tensor]:
-        """The last validation's criterion at each site of each trained bank, (S,): lower is better."""
+        """Return the last validation's criterion at each site of each trained bank, (S,): lower is better."""
 
     @abstractmethod
     def stored(self) -> StoredBank:
-        """The maps as they are now, with what another process needs to use them."""
+        """Return the maps as they are now, with what another process needs to use them."""
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """What a run that goes on from this one has to share beside the options of any training, as plain values."""
+        """Return the options that a resumed run must share, beside those of any training, as plain values."""
 
     def has_begun(self) -> bool:
-        """Whether a run that is stopped now has anything to go on from."""
+        """Tell whether a run that is stopped now leaves anything to resume."""
         return self.global_step > 0
 
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on from this one has to share, as plain values."""
+        """Return what a run must share to resume this one, as plain values."""
         run = identity(
             self.stream,
             schedule=self.schedule,
@@ -167,14 +167,14 @@ class BankTraining(KnownLength, ABC):
         return run
 
     def resume(self, checkpoint: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        """Prepare to go on from a checkpoint. With all of `max_steps` it is validated: Lightning would just return.
+        """Prepare to resume from a checkpoint; one with all of `max_steps` is validated: Lightning would just return.
 
         Args:
             checkpoint: what Lightning saved.
             stored: what was added to it, with the `identity` of the run.
 
         Raises:
-            ValueError: it is of other models; to go on from it, data or options differ.
+            ValueError: the checkpoint is of other models, or its data or options differ.
         """
         what = f"The checkpoint {self.trainer.ckpt_path}"
         refuse_other_models(
@@ -188,10 +188,10 @@ class BankTraining(KnownLength, ABC):
             lift_most_steps(self.trainer)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Take back the maps of a checkpoint.
+        """Restore the maps of a checkpoint.
 
         Raises:
-            ValueError: it has others, or of another shape.
+            ValueError: the checkpoint has other maps, or maps of another shape.
         """
         with refusing(
             "The maps of the checkpoint do not fit those of this run",
@@ -200,13 +200,13 @@ class BankTraining(KnownLength, ABC):
             return super().load_state_dict(*args, **kwargs)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """What keeps each site's best parameters, unless the Trainer has such a callback with options of its own."""
+        """Return what keeps each site's best parameters, unless the Trainer has such a callback already."""
         callbacks = cast(Any, self.trainer).callbacks
         for callback in callbacks:
             if isinstance(callback, AVERAGING):
                 raise UserError(
-                    f"Expected `trainer.callbacks` without averages of weights, but got {type(callback).__name__}: the "
-                    "best state of each site is kept, and a run can be resumed from it, which averages are no part of. "
+                    f"Expected `trainer.callbacks` without averages of weights, but got {type(callback).__name__}: "
+                    "the best state of each site, from which a run can be resumed, does not include averages. "
                     "Leave it out."
                 )
         kind = _best_per_site()
@@ -215,18 +215,18 @@ class BankTraining(KnownLength, ABC):
         return [kind()]
 
     def configure_optimizers(self) -> Any:
-        """One optimiser for all trained banks."""
+        """Return one optimiser for all trained banks."""
         return make_optimizer(self.optimizer_factory, self.banks().values())
 
     def begin(
         self, steps: int, validated_at: int | None, *, rows: float | None = None
     ) -> None:
-        """Validate the starting point, which training has to beat, and set the course of the learning rates.
+        """Validate the starting point, which training must beat, and set the schedule of the learning rates.
 
         Args:
-            steps: of the whole run; one that has taken them ends here.
+            steps: number of steps of the whole run; a run that has taken them ends here.
             validated_at: step of the last validation; None if there was none.
-            rows: of a step of maps between rows, see `learning_rates`; their rate rises over `LEAST_RISE` steps.
+            rows: rows of a step, for maps between rows; see `learning_rates`. Their rate rises over `LEAST_RISE` steps.
         """
         self.training_steps = steps
         self.parts = self.parts_of(rows)
@@ -247,30 +247,30 @@ class BankTraining(KnownLength, ABC):
         )
 
     def parts_of(self, rows: float | None) -> int:
-        """Into how many parts a batch of about so many rows is cut, with a step along the gradient of each."""
+        """Return into how many parts a batch of about so many rows is cut, each with a step along its own gradient."""
         return 1
 
     def step(self, last: bool = True) -> None:
         """Take a step along the gradients, and end the run with the last one.
 
         Args:
-            last: of the batch: Lightning counts batches as steps.
+            last: whether it is the last step of the batch: Lightning counts batches as steps.
         """
         optimizer = cast(Any, self.optimizers())
         (optimizer if last else optimizer.optimizer).step()
         self._rate.step()
         if last and self.global_step >= self.training_steps:
-            # Lightning then validates: without it the steps since would not count
+            # Lightning then validates: otherwise the steps since the last validation would not count
             self.trainer.should_stop = True
 
     def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
-        """Log a figure of some sites, which is that of all ranks: site -> value."""
+        """Log a figure of some sites, averaged over all ranks: site -> value."""
         named = {f"{where}/{site}/{figure}": value for site, value in values.items()}
         self.log_dict(named, rank_zero_only=True)
 
     @property
     def logs_now(self) -> bool:
-        """Whether Lightning writes what is logged in this step."""
+        """Tell whether Lightning writes what is logged in this step."""
         trainer = cast(Any, self.trainer)
         return trainer.should_stop or self.global_step % trainer.log_every_n_steps == 0
 
@@ -283,9 +283,9 @@ class BankTraining(KnownLength, ABC):
             aligner: the map, already fitted to the moments.
             x: (S, N, d_x).
             y: (S, N, d_y).
-            steps: how many; the learning rate takes its whole course over them.
-            a_step: rows a step.
-            seed: of the rows that are drawn.
+            steps: number of steps, over which the learning rate takes its whole course.
+            a_step: rows per step.
+            seed: seed of the rows that are drawn.
 
         Returns:
             (S,) the step at which a site diverged; 0 where none did.
@@ -322,7 +322,7 @@ class BankTraining(KnownLength, ABC):
 def _drawn_rows(
     x: Tensor, y: Tensor, rows: int, times: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """So many paired rows at a time, drawn with replacement."""
+    """Yield so many paired rows at a time, drawn with replacement."""
     draw = torch.Generator().manual_seed(seed)
     for _ in range(times):
         chosen = torch.randint(x.shape[1], (rows,), generator=draw)
@@ -337,7 +337,7 @@ def _best_per_site() -> type[Any]:
 
 
 def stored_of(maps: StoredBank | BankTraining) -> StoredBank:
-    """The maps that an evaluation measures: those of a file, or frozen copies of what a module has trained.
+    """Return the maps that an evaluation measures: those of a file, or frozen copies of what a module has trained.
 
     Raises:
         ValueError: the module has not been trained.

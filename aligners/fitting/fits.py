@@ -24,15 +24,15 @@ class Fit(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A name that is unique within the run, and in a bank's file."""
+        """A name that is unique within the run and in a bank's file."""
         return f"{self.route}.{self.name}"
 
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """(source, target) of this fit."""
+        """Return (source, target) of this fit."""
         return (x, y) if self.route == FORWARD else (y, x)
 
     def moments(self, *each: Moments | None) -> list[Any]:
-        """Moments of pairs (x, y) as those of (source, target) of this fit."""
+        """Return moments of pairs (x, y) as those of (source, target) of this fit."""
         if self.route == FORWARD:
             return list(each)
         return [moments and moments.swap() for moments in each]
@@ -41,7 +41,7 @@ class Fit(NamedTuple):
 def seeded(
     factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int
 ) -> Aligner:
-    """A bank whose initial weights depend on the seed alone, not on what else is in the run."""
+    """Return a bank whose initial weights depend only on the seed, not on what else is in the run."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return factory(sites, d_x, d_y)
@@ -61,7 +61,8 @@ def fit_map(
         name: the map's name, for error messages.
         aligner: the map, not yet fitted.
         moments: moments of the fitting rows, in the map's direction.
-        validation: moments of validation rows, for maps that choose a strength on them, likewise; None: there are none.
+        validation: moments of validation rows, in the map's direction, for maps that choose a strength on them; None:
+            there are none.
         advice: what to do if there are too few rows, for error messages.
 
     Raises:
@@ -74,7 +75,9 @@ def fit_map(
             f"{advice}"
         )
     if not aligner.closed_form:
-        deviations(moments, constant_neurons=True)  # states are divided by them
+        deviations(
+            moments, constant_neurons=True
+        )  # states are divided by their deviation
     if isinstance(aligner, Ridge):
         aligner.fit(moments, validation)
     else:

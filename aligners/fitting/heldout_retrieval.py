@@ -1,4 +1,4 @@
-"""Retrieval on held-out rows: a draw of them is kept while they pass, and every map is scored on it at the end."""
+"""Retrieval on held-out rows: a random sample of rows is kept, and every map is scored on it at the end."""
 
 import torch
 from torch import Tensor
@@ -6,10 +6,12 @@ from torch import Tensor
 from aligners.similarity.controls import Draw, jackknife_interval
 from aligners.similarity.functional.retrieval import distinct_rows, retrieval_scores
 
-# Rows that are mapped; their partners are the candidates of the first columns.
+# Number of rows to map; their partners are the candidates of the first columns.
 QUERIES = 1000
 MOST = 10_000  # candidates of the columns with `_all`
-NUMBERS = 2**27  # of the candidates at all sites together, in float32: 512 MiB
+NUMBERS = (
+    2**27
+)  # numbers that the candidates at all sites may take together, in float32: 512 MiB
 
 
 def _columns() -> tuple[str, ...]:
@@ -24,7 +26,7 @@ RETRIEVAL_COLUMNS = _columns()
 
 
 class HeldOutRows:
-    """Paired rows drawn from those that pass, and how well mapped ones find their partners.
+    """A random sample of held-out paired rows, and how well mapped ones find their partners.
 
     A hash of the seed, the text and the place in it draws the rows, so they are the same for any batches and any number
     of ranks. The first `QUERIES` of the draw are mapped. Their partners are the candidates of the first columns. The
@@ -35,7 +37,7 @@ class HeldOutRows:
         sites: S.
         d_x: width of the rows that are mapped.
         d_y: width of the candidates.
-        seed: of the draw.
+        seed: seed of the draw.
         device: where the rows are.
     """
 
@@ -76,8 +78,8 @@ class HeldOutRows:
         Intervals are those of a jackknife over texts; they never leave 0 to 1.
 
         Args:
-            mapped: (S', n, d_y).
-            at: which of the S sites their partners are at.
+            mapped: (S', n, d_y) mapped rows.
+            at: which of the S sites the mapped rows belong to.
 
         Returns:
             Each of `RETRIEVAL_COLUMNS`, (S',).
@@ -93,7 +95,7 @@ class HeldOutRows:
         return columns
 
     def _columns(self, end: str, scores: Tensor) -> dict[str, Tensor]:
-        """The columns of scores (3, S', n) whose names end so."""
+        """Return the columns with this ending, from scores (3, S', n)."""
         top1, top10, mrr = scores
         low, high = self._interval(top1)
         return {
@@ -105,7 +107,7 @@ class HeldOutRows:
         }
 
     def _interval(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The ends of the 95 % interval over texts of the mean score of rows (S, n), each (S,); NaN of one text."""
+        """Return the 95 % interval over texts of the mean score of rows (S, n), as two ends (S,); NaN for one text."""
         counts = self._owner.bincount()
         texts = len(counts)
         sites, rows = scores.shape
@@ -123,7 +125,7 @@ class HeldOutRows:
 
 
 class _Drawn:
-    """Rows drawn from those that pass, (S, n, d)."""
+    """A random sample of the rows that were added, (S, n, d)."""
 
     def __init__(
         self, sites: int, budget: int, width: int, seed: int, device: torch.device
@@ -138,7 +140,7 @@ class _Drawn:
         self.rows[:, places] = drawn.to(self.rows.dtype)
 
     def end(self) -> Tensor:
-        """The rows of all ranks."""
+        """Return the rows of all ranks."""
         self.draw.end(groups=1)
         return self.draw.collect(self.rows)
 
@@ -157,7 +159,7 @@ class _Candidates:
         self.counts = torch.tensor(counts)
 
     def scores(self, mapped: Tensor, at: slice, centred: bool) -> Tensor:
-        """Top 1, top 10 and reciprocal rank of each row at some sites, (3, S', n)."""
+        """Return top 1, top 10 and reciprocal rank of each row at some sites, (3, S', n)."""
         rows = self.rows[at]
         distinct = self.distinct[at]
         found = []

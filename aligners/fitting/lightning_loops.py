@@ -1,4 +1,4 @@
-"""What the fits need of the loops inside Lightning's Trainer, for which it has no public way.
+"""Access to the loops inside Lightning's Trainer for which Lightning has no public interface.
 
 `tests/aligners/fitting/test_lightning_loops.py` fails where another version of Lightning has none of these names.
 """
@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 
 
 class KnownLength(pl.LightningModule):
-    """Trains as long as it is meant to where the Trainer names no length; Lightning would take 1,000 epochs.
+    """Trains for its usual length if the Trainer names none; Lightning would take 1,000 epochs.
 
-    What the Trainer is given counts: `max_epochs`, `max_steps` or `max_time`.
+    These options of the Trainer take precedence: `max_epochs`, `max_steps` or `max_time`.
 
     Attributes:
         usual_epochs: epochs of a training; -1: as many as the steps take.
@@ -44,7 +44,7 @@ def _names_no_length(trainer: pl.Trainer) -> bool:
 
 
 def attached_trainer(module: pl.LightningModule) -> pl.Trainer | None:
-    """The Trainer that a module is attached to; None: it is attached to none, where `module.trainer` raises."""
+    """Return the Trainer that a module is attached to; None if it is not attached, where `module.trainer` raises."""
     return module._trainer
 
 
@@ -53,8 +53,8 @@ def validate_if_due(
 ) -> None:
     """Validate before the first batch of a run, if the current step still lacks its validation.
 
-    It does at the start, which training has to beat, and when an interruption cut a validation off. Lightning validates
-    after steps alone.
+    That is so at the start, which training must beat, and after an interruption that cut a validation off. Lightning
+    only validates after steps.
 
     Args:
         trainer: the run's Trainer, after its training loader was set up.
@@ -77,12 +77,12 @@ def validate_if_due(
 
 
 def lift_most_steps(trainer: pl.Trainer) -> None:
-    """Let a resumed run begin that has taken all its steps, to validate it: Lightning would just return."""
+    """Let a resumed run that has taken all its steps begin, to validate it: Lightning would just return."""
     trainer.fit_loop.epoch_loop.max_steps = -1
 
 
 def make_training_loader_again(trainer: pl.Trainer) -> None:
-    """Let the Trainer make its training loader once more, after it has read where a resumed run goes on.
+    """Let the Trainer make its training loader again, once the place where a resumed run continues is known.
 
     Asking for its number of steps has made the loader already, for a run from the beginning.
     """

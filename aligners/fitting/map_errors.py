@@ -1,4 +1,4 @@
-"""Errors of maps on held-out and on fitting rows, site by site, and the rows of a report that say them."""
+"""Errors of maps on held-out and on fitting rows, site by site, and the report's rows for them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,42 +18,42 @@ Row = dict[str, Any]  # of a report, by column
 
 
 class Way(NamedTuple):
-    """A map, and the map back that belongs to it, if there is one."""
+    """A map, with its inverse if there is one."""
 
     there: Callable[[Tensor], Tensor]
     back: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(S, N, d_x) -> (S, N, d_y)."""
+        """Map rows: (S, N, d_x) -> (S, N, d_y)."""
         return self.there(x)
 
     @property
     def invertible(self) -> bool:
-        """Whether there is a map back."""
+        """Whether there is an inverse."""
         return self.back is not None
 
     def inverse(self, y: Tensor) -> Tensor:
-        """(S, N, d_y) -> (S, N, d_x)."""
+        """Map rows back: (S, N, d_y) -> (S, N, d_x)."""
         return cast(Callable[[Tensor], Tensor], self.back)(y)
 
 
 def squared_errors(mapped: Tensor, y: Tensor) -> Tensor:
-    """The squared error of each row: (S, N, d) -> (S, N) in float64."""
+    """Return the squared error of each row: (S, N, d) -> (S, N) in float64."""
     return (mapped - y).double().square_().sum(-1)
 
 
 def squared_distances(y: Tensor, mean: Tensor) -> Tensor:
-    """The squared distance of each row (S, N, d) from the mean (S, 1, d): (S, N) in float64."""
+    """Return the squared distance of each row (S, N, d) from the mean (S, 1, d): (S, N) in float64."""
     return squared_errors(y.double(), mean)
 
 
 def parameters_of(aligner: Aligner) -> int:
-    """Parameters of one site."""
+    """Return the number of parameters of one site."""
     return sum(weight[0].numel() for weight in aligner.parameters())
 
 
 def columns_of(place: Place) -> Row:
-    """The columns of a report that say where a row is from."""
+    """Return the columns of a report that say where a row comes from."""
     return {
         "model_x": place.model_x,
         "model_y": place.model_y,
@@ -70,7 +70,7 @@ def error_rows(
     training: Sequence[str | None],
     figures: Mapping[str, Any],
 ) -> list[Row]:
-    """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
+    """Make a report's rows for a map: one for each place, of which `training` and every figure have an entry."""
     about = {
         "method": method,
         "role": "method",
@@ -86,17 +86,17 @@ def error_rows(
     return rows
 
 
-# By `data.far_rows`, what stands beside `fvu`.
+# For each value of `data.far_rows`, the column reported next to `fvu`.
 FAR_COLUMNS = {"leave_out": "fvu_with_far", "keep": "fvu_without_far"}
 
 
 class FarErrors(DoubleMetric):
-    """The FVU of g(X) on the rows that stand beside those that count: with far rows, or without them.
+    """The FVU of g(X) on the counterpart of the rows that count: with far rows, or without them.
 
-    Its means are those of the very rows, as the mean of the fitting rows is of the others.
+    Its means are taken over these rows, as the mean of the fitting rows describes the others.
 
     Args:
-        mean_y: (S, d_y) from which squares are taken, so that nothing cancels.
+        mean_y: (S, d_y) origin for the squares, so that nothing cancels.
     """
 
     full_state_update = False
@@ -120,7 +120,7 @@ class FarErrors(DoubleMetric):
         )
 
     def update(self, mapped: Tensor, y: Tensor) -> None:
-        """Add mapped rows (S, N, d_y) and what they should be."""
+        """Add mapped rows (S, N, d_y) and their targets."""
         away = y.double() - self.mean_y
         self.rows += y.shape[1]
         self.squares += torch.stack(
@@ -135,7 +135,7 @@ class FarErrors(DoubleMetric):
 
 
 def far_columns(policy: str, fvu: Tensor | None, like: Tensor) -> dict[str, Tensor]:
-    """The columns of `FAR_COLUMNS`: the one that stands beside `fvu` under a policy; NaN where nothing is known."""
+    """Return the column of `FAR_COLUMNS` reported next to `fvu` under a policy; NaN where nothing is known."""
     columns = {name: torch.full_like(like, torch.nan) for name in FAR_COLUMNS.values()}
     if fvu is not None:
         columns[FAR_COLUMNS[policy]] = fvu.to(like)
@@ -149,13 +149,13 @@ class MapErrors(DoubleMetric):
 
     The round trip is ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞, both norms over all rows.
 
-    FVU takes Y's mean from the fitting rows, so it is 1 for the map that always answers that mean. Sums are in float64.
+    FVU takes Y's mean from the fitting rows, so it is 1 for a map that always returns that mean. Sums are in float64.
     Sums and maxima combine over batches and ranks: however the rows are split, the figures are the same.
 
     Args:
         mean_x: (S, d_x) mean of X's states on the fitting rows.
         mean_y: (S, d_y) the same for Y.
-        widths: (S,) of Y's states, where some end in zeros that are no part of them. Default: d_y.
+        widths: (S,) width of Y's states, if some are padded with zeros. Default: d_y.
     """
 
     full_state_update = False
@@ -214,7 +214,7 @@ class MapErrors(DoubleMetric):
     def _way_back(
         self, aligner: Aligner | Way, x: Tensor, y: Tensor, mapped: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Squared errors of the inverse, and squared distances from the mean, (S,) each; NaN where there is none."""
+        """Return squared errors of the inverse and squared distances from the mean, (S,) each; NaN without one."""
         if not aligner.invertible:
             nothing = self.sums.new_full((len(x),), torch.nan)
             return nothing, nothing
@@ -223,7 +223,7 @@ class MapErrors(DoubleMetric):
         return errors, (x.double() - self.mean_x).square().sum((1, 2))
 
     def _keep_worst(self, back: Tensor, x: Tensor) -> None:
-        """Keep the largest error of rows that came back, and the largest value."""
+        """Keep the largest round-trip error, and the largest value."""
         # An inverse that overflows gives inf or NaN, which counts as the worst error, not as no inverse.
         gap = (back - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
         largest = torch.stack([gap, x.abs().amax((1, 2))]).double()
@@ -256,7 +256,7 @@ class MapErrors(DoubleMetric):
         }
 
 
-# Fewest rows of a type in the table of `TypeErrors`, and most types at a site.
+# Fewest rows of a type in the table of `TypeErrors`, and most types per site.
 LEAST_ROWS = 5
 TOP = 50
 
@@ -266,9 +266,9 @@ class TypeErrors(DoubleMetric):
 
     Args:
         sites: S.
-        types: of the rows of a split.
-        ids: (n,) of its texts.
-        device: where the errors are.
+        types: types of the rows of a split.
+        ids: (n,) ids of its texts.
+        device: device of the errors.
     """
 
     full_state_update = False
@@ -294,11 +294,11 @@ class TypeErrors(DoubleMetric):
         self.sums.index_add_(1, number, torch.cat([ones, errors]).double())
 
     def compute(self) -> Tensor:
-        """The number of rows of each type, and the sums of their errors at each site: (1 + S, types)."""
+        """Return the number of rows of each type, and the sums of their errors at each site: (1 + S, types)."""
         return self.sums
 
     def table(self, sites: Sequence[Any]) -> list[Row]:
-        """The types with the largest mean error at each site, and how many times the mean error of all rows it is."""
+        """Return the types with the largest mean error at each site, and its ratio to the mean error of all rows."""
         rows, *sums = self.compute().cpu()
         found = []
         for site, errors in zip(sites, sums, strict=True):

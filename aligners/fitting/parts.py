@@ -24,7 +24,9 @@ from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
 
 Maps = dict[str, dict[str, Aligner]]  # route -> name -> bank
-COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
+COPIES = (
+    5  # copies of a weight: itself, its gradient, Adam's two averages, the best so far
+)
 FILLED = 0.8  # share of the free memory that a plan uses
 
 
@@ -58,7 +60,7 @@ def _bytes(aligner: Aligner, rows: int) -> int:
 
 
 def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
-    """How many sites of a bank fit in the free memory.
+    """Return how many sites of a bank fit in the free memory.
 
     Raises:
         ValueError: not even one site fits.
@@ -73,11 +75,11 @@ def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
 
 
 def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
-    """How many pairs of models a bank can hold, each with two models of its own at most.
+    """Return how many pairs of models a bank can hold, if each pair has at most two models of its own.
 
     Args:
         limit: bytes that the bank and its models may take.
-        sites: of a pair.
+        sites: number of sites of a pair.
         bytes_each: what training one site takes.
         model: bytes of a model's weights.
     """
@@ -85,12 +87,12 @@ def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
 
 
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
-    """A new folder for a part of a run, and its newest file of maps and last.ckpt, or None where there is none."""
+    """Return a new folder for a part of a run, and its newest file of maps and last.ckpt, or None."""
     found = folder.glob(f"part-{number}-*")
     tries = sorted(found, key=lambda path: int(path.name.split("-")[2]))
     done = resumable = None
     for path in tries:
-        # the first in earlier versions
+        # the first name is that of earlier versions
         for name in ("aligners.ckpt", "aligners.safetensors"):
             if (path / name).is_file():
                 done = path / name
@@ -105,7 +107,7 @@ def check_part(
     """Check that a finished part belongs to a run.
 
     Args:
-        file: its aligners.safetensors.
+        file: aligners.safetensors of the part.
         sites: the sites of this part of the run.
         module: the run's module, not set up yet.
         data: the run's data module.
@@ -133,18 +135,18 @@ def check_part(
     before = part.data_config["sites"]
     if before != sites:
         raise UserError(
-            f"{file} has the sites {before}, but this part of the run has {sites}. Give the `data.sites` and "
-            "`sites_at_once` with which it was begun."
+            f"{file} has the sites {before}, but this part of the run has {sites}. Use the `data.sites` and "
+            "`sites_at_once` that it was begun with."
         )
 
 
 def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
-    """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.safetensors."""
+    """Join the sites of all parts, in their order, into one bank, and write it to `folder`/aligners.safetensors."""
     parts = [load_bank(file) for file in files]
     first = parts[0]
     pairs: dict[str, list[tuple[int, int]]] = {}
     sites = []
-    typed = []  # the sites as somebody wrote them
+    typed = []  # the sites as the user wrote them
     for part in parts:
         for route, of_route in part.pairs.items():
             pairs.setdefault(route, []).extend(of_route)
@@ -167,7 +169,7 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
 
 
 def _join_maps(parts: Sequence[StoredBank]) -> Maps:
-    """Banks of all sites: route -> name -> bank."""
+    """Return banks of all sites: route -> name -> bank."""
     joined: Maps = {}
     for route, maps in parts[0].maps.items():
         joined[route] = {}
@@ -178,7 +180,7 @@ def _join_maps(parts: Sequence[StoredBank]) -> Maps:
 
 
 def _join_training(parts: Sequence[StoredBank]) -> dict[str, dict[str, Any]]:
-    """What training left at all sites: route.name -> record."""
+    """Return the records of training at all sites: route.name -> record."""
     joined = {}
     for key in parts[0].training:
         records = [part.training[key] for part in parts]

@@ -23,13 +23,13 @@ from aligners.models.calling import FiniteCheck
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
-# Of each bank, by name: x (S, N, d_x) and y (S, N, d_y).
+# For each bank, by name: x (S, N, d_x) and y (S, N, d_y).
 Rows = Mapping[str, tuple[Tensor, Tensor]]
 
 
 @dataclass
 class MomentsSoFar:
-    """How far the moments have been read.
+    """The progress of reading moments.
 
     Attributes:
         batches: number of batches so far.
@@ -84,9 +84,9 @@ def read_moments(
         trainer: the run's Trainer; a progress bar is shown if it has one.
         loader: this rank's share of the fitting texts.
         rows: reads a batch of the loader and returns, for each bank, x (S, N, d_x) and y (S, N, d_y).
-        check: the check by which `rows` watches the states; flushed at the end.
+        check: the check that `rows` uses to watch the states; flushed at the end.
         batches: the most batches to read.
-        reading: what was read before, to which this is added.
+        reading: moments that were read before, to which these are added.
         about: what decides the moments besides the loader's states, as plain values. With a store they are then kept
             beside it, and not read again if they are already there.
 
@@ -98,7 +98,7 @@ def read_moments(
     """
     kept = None
     if about is not None and isinstance(loader, StoredLoader):
-        # named by everything that decides what this pass gives
+        # named by everything that decides the result of this pass
         name = loader.beside("moments", {"batches": batches, **about})
         kept = name.with_suffix(".safetensors")
         if trainer.strategy.broadcast(kept.is_file()):
@@ -127,7 +127,7 @@ def read_moments(
 def _tracked(
     trainer: pl.Trainer, loader: DataLoader, done: int, most: int
 ) -> Iterator[Any]:
-    """The first `most` batches of a loader but those that are done, with a progress bar."""
+    """Yield the first `most` batches of a loader, except those already done, with a progress bar."""
     left = min(len(loader), most) - done
     left = max(left, 0)
     cast(LengthBatches, loader.sampler).skip(done)
@@ -161,13 +161,13 @@ def moments_of_states(
     reading: MomentsSoFar | None = None,
     **about: Any,
 ) -> dict[str, Moments]:
-    """Return the moments of paired rows of a split, read in batches as the Trainer of the run would hand them on.
+    """Return the moments of paired rows of a split, read in batches as the run's Trainer would hand them on.
 
     Args:
         data: the data module of the run.
         rows: chooses the rows of a batch for each bank; see `read_moments`.
-        split: whose texts are read. Of fitting texts these are as many batches as the Trainer reads in its stage, in a
-            fit in the order of epoch 0.
+        split: split whose texts are read. Of the fitting texts, as many batches are read as the Trainer reads in its
+            stage; a fit reads them in the order of epoch 0.
         reading: what was read before.
         about: what decides the moments besides the data module's options and the split, as plain values.
     """

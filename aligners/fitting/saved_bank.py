@@ -1,4 +1,4 @@
-"""The file of a finished run: its maps, what describes them, and the moments of the rows that they were fitted on."""
+"""The file of a finished run: its maps, their description, and the moments of the rows that they were fitted on."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def check_names(names: Iterable[str], argument: str) -> None:
     """Raise if a module cannot hold aligners under one of these names.
 
     Raises:
-        ValueError: naming `argument` and them.
+        ValueError: the message names `argument` and these names.
     """
     bad = []
     for name in names:
@@ -45,23 +45,23 @@ def check_names(names: Iterable[str], argument: str) -> None:
 
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
-    """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
+    """Return class, sizes and options of an aligner as plain values, from which `build_aligner` makes an equal one."""
     size = {"sites": aligner.sites, "d_x": aligner.d_x, "d_y": aligner.d_y}
     return {"class": aligner.kind, **size, "options": aligner.options()}
 
 
 def kind_of(aligner: Aligner) -> dict[str, Any]:
-    """Class and options of an aligner of any size, as plain values."""
+    """Return class and options of an aligner of any size, as plain values."""
     return {"class": aligner.kind, "options": aligner.options()}
 
 
 def is_known(kind: str) -> bool:
-    """Whether there is an aligner class of this name here; one of ours is imported now."""
+    """Tell whether there is an aligner class of this name; a module of this package is imported for it."""
     return kind in Aligner.registry or getattr(aligners, kind, None) is not None
 
 
 def build_aligner(description: Mapping[str, Any]) -> Aligner:
-    """An aligner as described, not yet fitted.
+    """Build an aligner as described, not yet fitted.
 
     Raises:
         ValueError: no aligner of that name is known here.
@@ -79,7 +79,7 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
 
 
 def restored(description: Mapping[str, Any], state: Mapping[str, Tensor]) -> Aligner:
-    """An aligner as described, with these parameters and buffers in the precision that they have."""
+    """Build an aligner as described, with these parameters and buffers in their own precision."""
     aligner = build_aligner(description)
     aligner.to(_precision(state)).load_state_dict(state)
     return aligner
@@ -93,7 +93,7 @@ def _precision(state: Mapping[str, Tensor]) -> torch.dtype | None:
 
 
 def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
-    """Some places of a bank as a bank of their own, frozen."""
+    """Return some places of a bank as a separate bank, frozen."""
     description = describe_aligner(bank)
     description["sites"] = len(torch.arange(bank.sites)[places])
     state = {name: value[places] for name, value in bank.state_dict().items()}
@@ -115,7 +115,7 @@ def join_banks(banks: Sequence[Aligner]) -> Aligner:
 
 
 def moments_at(moments: Moments, places: slice | list[int]) -> Moments:
-    """Moments of some places of a bank, by their numbers."""
+    """Return the moments of some places of a bank, by their numbers."""
     n, *parts = moments
     return Moments(n, *[part[places] for part in parts])
 
@@ -123,7 +123,7 @@ def moments_at(moments: Moments, places: slice | list[int]) -> Moments:
 def records_at(
     records: Mapping[str, Mapping[str, Any]], places: list[int]
 ) -> dict[str, dict[str, Any]]:
-    """What training left at some places of banks: lists have an entry for each place."""
+    """Return the training records of some places of banks: lists have an entry for each place."""
     found: dict[str, dict[str, Any]] = {}
     for key, record in records.items():
         found[key] = {}
@@ -135,7 +135,7 @@ def records_at(
 
 
 def join_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join what training left: lists have an entry for each place, numbers are of the longest run."""
+    """Join training records: lists have an entry for each place, numbers are those of the longest run."""
     joined: dict[str, Any] = {}
     for name, value in records[0].items():
         values = [record[name] for record in records]
@@ -146,7 +146,7 @@ def join_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-# Of models: name, fingerprint, ...
+# For each model: name, fingerprint, ...
 Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 
@@ -198,12 +198,12 @@ class StoredBank:
     Routes have the numbers of their two models for keys: `0_1` leads from the first model of the run into the second.
 
     Attributes:
-        command: of `train.py`, which made it; `arrays`: a map of `aligners.api`, whose models nobody has named.
+        command: command of `train.py`, which made it; `arrays`: a map of `aligners.api`, whose models nobody has named.
         maps: route -> name -> bank, one map for each site pair.
         pairs: route -> site pairs (l, m) in the order of the banks.
         data: what the data module was, by its `describe()`.
         data_config: the data module's options as they were given, enough to make it again.
-        moments: of the fitting rows of route `0_1`; None if only some rows were read, for a start.
+        moments: moments of the fitting rows of route `0_1`; None if only some rows were read, for a start.
         seen: the types of the fitting rows; None if types are not told apart.
         fitted: hashes of the fitting and validation texts.
         training: route.name -> at which step each site was best and whether it diverged: see
@@ -269,7 +269,7 @@ def refuse_other_bank(
 
     Args:
         bank: the maps.
-        models: of the run, as in `refuse_other_models`.
+        models: models of the run, as in `refuse_other_models`.
         component: `data.component` of the run.
         pairs: route -> the run's site pairs.
 
@@ -298,12 +298,12 @@ BACKWARD = "1_0"
 DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}
 ROUTE = re.compile(r"\d+_\d+")
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
-# Attributes that JSON can hold.
+# Attributes that JSON can store.
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")
 # Entries that modules add to the checkpoints that runs are resumed from.
 ALIGNMENT = "alignment"
 STITCHING = "stitching"
-# Options that concern one machine, with their defaults. The first would run somebody else's code.
+# Options that concern one machine, with their defaults. The first one would run somebody else's code.
 OF_A_MACHINE: dict[str, Any] = {
     "trust_remote_code": False,
     "cache": None,
@@ -336,7 +336,7 @@ def save_bank(bank: StoredBank, path: Path) -> None:
 
 
 def _tensors_of(bank: StoredBank) -> dict[str, Any]:
-    """What of a bank is not in the header of its file: nested dictionaries of tensors."""
+    """Return the part of a bank that is not in the header of its file: nested dictionaries of tensors."""
     states: dict[str, Any] = {"spread": bank.spread}
     states["maps"] = bank.of_each(lambda aligner: aligner.state_dict())
     if bank.moments is not None:
@@ -347,7 +347,7 @@ def _tensors_of(bank: StoredBank) -> dict[str, Any]:
 
 
 def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of nested dictionaries, by names such as maps/0_1/linear/weight."""
+    """Return the tensors of nested dictionaries, by names such as maps/0_1/linear/weight."""
     for name, value in tree.items():
         if isinstance(value, Tensor):
             yield folder + name, value
@@ -356,7 +356,7 @@ def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tenso
 
 
 def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Nested dictionaries of tensors from their names: the inverse of `flat`."""
+    """Build nested dictionaries of tensors from their names: the inverse of `flat`."""
     tree: dict[str, Any] = {}
     for name, value in tensors.items():
         *folders, last = name.split("/")
@@ -371,7 +371,7 @@ Wanted = Callable[[str, str], bool]  # by the name of a map and that of its clas
 
 
 def every_map(name: str, kind: str) -> bool:
-    """Want all maps of a file."""
+    """Accept every map of a file."""
     return True
 
 
@@ -381,9 +381,9 @@ def load_bank(
     """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
 
     Args:
-        path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+        path: the file, a folder written by `evaluate.py share`, or the name of a repository on the Hub.
         arrays: whether it may be a map that `save` of `aligners.api` wrote, which says nothing of models.
-        wanted: which maps are read; the classes of the others need not be known here.
+        wanted: tells which maps are read; the classes of the others need not be known here.
 
     Raises:
         ValueError: the file is missing, damaged or something else, is a last.ckpt to resume from, is a map on arrays,
@@ -409,8 +409,8 @@ def load_bank(
         ) from error
     if bank is None:
         raise UserError(
-            f"Expected the file of a finished run, but {path} is one to go on from: `train.py {command} --ckpt_path "
-            f"{path}` goes on, and leaves the finished file beside its report."
+            f"Expected the file of a finished run, but {path} is a checkpoint to resume from: `train.py {command} "
+            f"--ckpt_path {path}` resumes the run, and writes the finished file beside its report."
         )
     if bank.command == "arrays" and not arrays:
         raise UserError(
@@ -430,7 +430,7 @@ def refuse_not_finite(bank: StoredBank) -> None:
     """Raise if a map holds NaN or infinity, which would spread to every figure.
 
     Raises:
-        ValueError: naming the map and the site pairs.
+        ValueError: a map does; the message names the map and the site pairs.
     """
     for route, maps in bank.maps.items():
         for name, aligner in maps.items():
@@ -451,9 +451,9 @@ def refuse_not_finite(bank: StoredBank) -> None:
 
 
 def _finite_sites(aligner: Aligner) -> Tensor:
-    """Whether the parameters of a map, and its answer to zeros, are finite: (S,) bool.
+    """Return whether the parameters of a map, and its output for zeros, are finite: (S,) bool.
 
-    Buffers are not checked: what a closed form says of itself may be NaN.
+    Buffers are not checked: the findings of a closed form may be NaN.
     """
     precision = _precision(aligner.state_dict())
     zeros = torch.zeros(aligner.sites, 1, aligner.d_x, dtype=precision)
@@ -466,12 +466,12 @@ def _finite_sites(aligner: Aligner) -> Tensor:
 
 
 def for_others(data_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A data module's options without those that are about one machine."""
+    """Return a data module's options without those that concern one machine."""
     return {name: OF_A_MACHINE.get(name, value) for name, value in data_config.items()}
 
 
 def _resumed_by(path: Path) -> str | None:
-    """The command of `train.py` that resumes from a checkpoint of Lightning; None for any other file."""
+    """Return the command of `train.py` that resumes from a checkpoint of Lightning; None for any other file."""
     if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return None
     content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
@@ -482,10 +482,10 @@ def _resumed_by(path: Path) -> str | None:
 
 
 def _check_names_in(described: Mapping[str, Any]) -> None:
-    """Check the names of routes, maps and sites in a file, as if somebody had typed them.
+    """Check the names of routes, maps and sites in a file, as strictly as if somebody had typed them.
 
     Raises:
-        ValueError: one of them could not be typed.
+        ValueError: a name could not have been typed.
     """
     for route, entries in described["maps"].items():
         if not ROUTE.fullmatch(route):
@@ -531,7 +531,7 @@ def _read_maps(
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header of a file, and its tensors by name, nested."""
+    """Read the header of a file, and its tensors by name, nested."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if HEADER not in metadata:

@@ -12,13 +12,13 @@ CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 MARK = "*"
 MEANING = f"{MARK}: a map that kept its untrained start, or diverged and was set back."
-MOST_ROUTES = 3  # that are named; of more, their number is
+MOST_ROUTES = 3  # number of items that are named; beyond it, only their number is given
 
 
 def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
-    """Say of each site: "trained", "untrained start (NAME)", or when it diverged and to what it was set back.
+    """Return for each site "trained", "untrained start (NAME)", or when it diverged and what it was set back to.
 
-    A start that is exact already, because two models differ in their coordinates alone, counts as trained.
+    A start that is already exact, because two models differ only in coordinates, counts as trained.
 
     Args:
         record: one entry of `Alignment.training_record`; None for a closed form, or if nothing was validated.
@@ -44,7 +44,7 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
 
 
 def how_fitted(aligner: Any, *, turned: bool = False) -> str:
-    """How a map was fitted, in the words of the column `fit`; `turned`: it is the inverse of what was fitted."""
+    """Say how a map was fitted, in the words of the column `fit`; `turned`: it is the inverse of what was fitted."""
     if aligner.closed_form:
         return CLOSED
     if aligner.both_ways:
@@ -53,26 +53,26 @@ def how_fitted(aligner: Any, *, turned: bool = False) -> str:
 
 
 def is_trained(row: Mapping[str, Any]) -> bool:
-    """Tell whether the map of a row is what its fit was to make of it, and not its start or what it was set back to."""
+    """Tell whether the map of a row is a result of training, rather than its start or what it was set back to."""
     outcome = row.get("training")
     missing = not isinstance(outcome, str)  # None, or NaN in a table
     return missing or outcome == TRAINED_WELL
 
 
 def mark(text: str, row: Mapping[str, Any]) -> str:
-    """A number of a row with the mark of a map that is not trained; nothing stays nothing. See `what_did_not_train`."""
+    """Mark a number of a row whose map is not trained; None stays None. See `what_did_not_train`."""
     if is_trained(row) or not text:
         return text
     return text + MARK
 
 
 def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One of the rows: one that is not trained, if there is any."""
+    """Return one of the rows: one that is not trained, if there is any."""
     return min((dict(row) for row in rows), key=is_trained)
 
 
 def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The methods whose maps are trained in all of their rows: those that a report may compare."""
+    """Return the methods whose maps are trained in all of their rows, which a report may compare."""
     by_method: dict[str, bool] = {}
     for row in rows:
         by_method[row["method"]] = by_method.get(row["method"], True) and is_trained(
@@ -82,7 +82,7 @@ def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the mark means, then a sentence for each method, outcome and set of sites; nothing if all maps are trained.
+    """Return the mark's meaning and a sentence for each method, outcome and set of sites; empty if all are trained.
 
     Args:
         rows: rows with method, model_x, model_y, site_x, site_y and training.
@@ -111,7 +111,7 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _alike(by_route: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
-    """Sites -> the routes that have just these."""
+    """Group routes by their sites: sites -> routes."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for route, sites in by_route.items():
         alike.setdefault(tuple(sites), []).append(route)
@@ -127,7 +127,7 @@ def _site(row: Mapping[str, Any]) -> str:
 
 
 def _among(where: Sequence[str], routes: Sequence[str]) -> str:
-    """Which of all routes, in words."""
+    """Say, in words, which of all routes are meant."""
     if where == routes:
         return ""
     if len(where) <= MOST_ROUTES:
@@ -140,7 +140,7 @@ def _route(row: Mapping[str, Any]) -> str:
 
 
 def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on the maps of a report's rows that leave all of the variance, or more, at some site; none if none do.
+    """Return a sentence on the maps that leave all of the variance, or more, at some site; empty if none do.
 
     Args:
         rows: rows with method, role and fvu.
@@ -158,7 +158,7 @@ def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on the error of maps with rows far from all others, or without them, beside `fvu`; none if none are.
+    """Return a sentence on the FVU of maps with rows far from all others, or without them; empty if unknown.
 
     Args:
         rows: rows with method, role if they have several, and the columns of `aligners.fitting.map_errors.FAR_COLUMNS`,
@@ -189,7 +189,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def few_rows(*each: Moments) -> list[str]:
-    """A caution for all moments of fitting rows that have fewer than ten rows a dimension."""
+    """Return a caution for each set of moments with fewer than ten fitting rows per dimension."""
     cautions = {}
     for moments in each:
         rows = int(moments.n)

@@ -70,7 +70,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     """All measures.
 
     Args:
-        share: of the variance that SVCCA and PWCCA keep.
+        share: share of the variance that SVCCA and PWCCA keep.
     """
     measures = [*_of_states(share), *_of_attention(share)]
     return {measure.name: measure for measure in measures} | _FURTHER

@@ -161,7 +161,7 @@ class Draw:
         device: where the rows are.
 
     Attributes:
-        key: of the rows in the sample, (budget,), `FREE` where a place is free.
+        key: key of the rows in the sample, (budget,), `FREE` where a place is free.
         text: ids of their texts, likewise.
     """
 

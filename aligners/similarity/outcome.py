@@ -58,7 +58,7 @@ class TileFigures:
         Args:
             tile: which.
             measures: that are wanted.
-            sums: of the tile, by stream: value, and with controls fit, untrained, standardised, null_0, ...
+            sums: sums of the tile, by stream: value, and with controls fit, untrained, standardised, null_0, ...
             matching: positions of the matching layers, for intervals.
         """
         figures = cls(tile)

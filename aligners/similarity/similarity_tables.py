@@ -219,10 +219,10 @@ def layer_rows(
     """Make a row for every layer of every model: nuclear norm and localization score, None where there is none.
 
     Args:
-        names: of the models.
+        names: names of the models.
         layers: numbers of each model's layers.
         norms: nuclear norm of each layer, by model.
-        values: of all pairs.
+        values: values of all pairs.
     """
     rows: list[Row] = []
     for m, name in enumerate(names):

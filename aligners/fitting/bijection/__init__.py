@@ -1,1 +1,1 @@
-"""What a bijection costs, and maps that are recovered where one is known."""
+"""The price of a bijection, and the recovery of known maps."""

@@ -1,4 +1,4 @@
-"""What being a bijection costs: invertible networks beside free ones of equal size and training, and beside a floor."""
+"""The price of being a bijection: invertible networks against free ones of equal size and training, and a floor."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -37,7 +37,7 @@ from aligners.maps.mlp import MLP, FreeForm
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import moments_of, squares
 
-AT_ONCE = 8192  # rows that are mapped together
+AT_ONCE = 8192  # rows that are mapped at a time
 
 
 class PairedRows(NamedTuple):
@@ -48,12 +48,12 @@ class PairedRows(NamedTuple):
     unseen: Tensor | None
 
     def turned(self) -> Self:
-        """The same from Y to X."""
+        """Return the same rows from Y to X."""
         return self._replace(x=self.y, y=self.x)
 
     @classmethod
     def of(cls, batches: Iterable[PairedBatch], most: int) -> Self:
-        """The first `most` rows of batches, of which no more are read than that takes."""
+        """Collect the first `most` rows of batches, reading no more batches than that takes."""
         x = []
         y = []
         unseen = []
@@ -76,7 +76,7 @@ class PairedRows(NamedTuple):
 
 @torch.no_grad()
 def mapped_rows(way: Way, x: Tensor) -> Tensor:
-    """g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
+    """Return g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
     parts = [way(part) for part in x.split(AT_ONCE, 1)]
     return torch.cat(parts, 1)
 
@@ -95,8 +95,8 @@ def measure(
         way: the map.
         held: the held-out rows.
         other: rows of another source of text.
-        means: (S, d_x) and (S, d_y), of source and target on the fitting rows.
-        stretched: how many of the held-out rows, evenly spread, the Jacobian is taken at.
+        means: (S, d_x) and (S, d_y) means of source and target on the fitting rows.
+        stretched: number of held-out rows, evenly spread, at which the Jacobian is taken.
 
     Returns:
         Name -> (S,); not finite where there is nothing to measure, or the map overflows.
@@ -126,7 +126,7 @@ def measure(
 def _by_type(
     squares: Tensor, totals: Tensor, unseen: Tensor | None
 ) -> dict[str, Tensor]:
-    """The FVU on rows of seen and of unseen types, (S,) each; NaN without such rows."""
+    """Return the FVU on rows of seen and of unseen types, (S,) each; NaN without such rows."""
     if unseen is None:
         rows = squares.shape[1]
         unseen = torch.zeros(rows, dtype=torch.bool, device=squares.device)
@@ -139,7 +139,7 @@ def _by_type(
 
 
 def _round_trip(way: Way, x: Tensor, mapped: Tensor) -> Tensor:
-    """‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞ at each site, (S,)."""
+    """Return ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞ at each site, (S,)."""
     parts_x = x.split(AT_ONCE, 1)
     parts_y = mapped.split(AT_ONCE, 1)
     gaps = []
@@ -158,7 +158,7 @@ def _stretches_on(
     totals: Tensor,
     number: int,
 ) -> Tensor:
-    """`stretches` on so many of the held-out rows, between spaces of unit variance: (3, S)."""
+    """Return `stretches` on so many of the held-out rows, between spaces of unit variance: (3, S)."""
     x = held.x
     mean_x, _ = means
     every = max(1, x.shape[1] // number)
@@ -172,7 +172,7 @@ def _stretches_on(
 
 
 def gelbrich(x: Tensor, y: Tensor) -> Tensor:
-    """Gelbrich's lower bound on the squared Wasserstein distance, from means and covariances alone.
+    """Return Gelbrich's lower bound on the squared Wasserstein distance, from means and covariances alone.
 
     ‖μ_x − μ_y‖² + tr(Σ_x + Σ_y − 2 (Σ_x^(1/2) Σ_y Σ_x^(1/2))^(1/2)), which Gaussians attain.
 
@@ -198,11 +198,11 @@ def gelbrich(x: Tensor, y: Tensor) -> Tensor:
 
 
 def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
-    """FVU of a prediction plus the distance from its law to that of Y, as a share of Y's variance: (S,).
+    """Return the FVU of a prediction plus its distribution's distance from Y's, as a share of Y's variance: (S,).
 
     For a map h and p = E[Y | X], E‖h − Y‖² = E‖h − p‖² + E‖p − Y‖², and the first term is at least the squared
     Wasserstein distance between the laws of h and p. Where h has the covariance of Y, Gelbrich's bound limits it from
-    below. `predicted` stands for p: a better prediction can only lower the floor.
+    below. `predicted` approximates p: a better prediction can only lower the floor.
 
     Reference: Freirich, Michaeli and Meir 2021, "A theory of the distortion-perception tradeoff in Wasserstein
     space", arXiv 2107.02555, theorem 1.
@@ -223,7 +223,7 @@ def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
 
 
 def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """∂ output / ∂ input at each row, by one backward pass for each output.
+    """Return ∂ output / ∂ input at each row, by one backward pass for each output.
 
     Args:
         function: (S, N, d_x) -> (S, N, d_y), each row by itself.
@@ -241,7 +241,7 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) -> Tensor:
-    """Quantiles 5 %, 50 % and 95 % of the singular values over rows and directions: (3, S).
+    """Return quantiles 5 %, 50 % and 95 % of the singular values over rows and directions: (3, S).
 
     NaN at a site where the map overflows.
 
@@ -270,7 +270,7 @@ def _law(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _root(matrix: Tensor) -> Tensor:
-    """The square root of a symmetric positive semi-definite matrix."""
+    """Return the square root of a symmetric positive semi-definite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     roots = values.clamp(min=0).sqrt()
     scaled = vectors * roots[:, None]
@@ -280,7 +280,7 @@ def _root(matrix: Tensor) -> Tensor:
 FREE = "mlp"
 NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
 DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")
-# Maps without a way back: another one has to be fitted from Y to X.
+# Maps without an inverse: another map must be fitted from Y to X.
 ONE_WAY = ("linear", FREE)
 BESIDE = "beside"  # the held-out rows with far rows, or without
 # Columns of the report that are measured.
@@ -301,7 +301,7 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A map that is trained, and the step at which each site diverged; 0 where none did."""
+    """A trained map, and the step at which each site diverged; 0 where none did."""
 
     aligner: Aligner
     diverged: list[int]
@@ -312,7 +312,7 @@ def factory(name: str, parameters: int) -> AlignerFactory:
 
     Args:
         name: one of `NAMES`.
-        parameters: of a site, matched as nearly as the map's widths allow. Closed forms have none.
+        parameters: number of parameters of a site, matched as nearly as the map's widths allow. Closed forms have none.
     """
     factories: dict[str, AlignerFactory] = {
         "linear": Linear,
@@ -326,7 +326,7 @@ def factory(name: str, parameters: int) -> AlignerFactory:
 
 
 def _inn(parameters: int, sites: int, d_x: int, d_y: int, **options: Any) -> INN:
-    """An INN of about so many parameters a site; they are linear in the width of its hidden layers."""
+    """Make an INN of about so many parameters per site; they are linear in the width of its hidden layers."""
     with torch.device("meta"):
         least = INN(1, d_x, d_y, hidden=1, **options)
         next_larger = INN(1, d_x, d_y, hidden=2, **options)
@@ -349,12 +349,12 @@ class BijectionPrice(pl.LightningModule):
 
     Its test keeps the rows of these texts, and of those of another source, in memory; `run` then fits and measures.
 
-    Each point of a learning curve is a training of its own, with the whole course of the learning rate. Each step draws
+    Each point of a learning curve is a separate training, with the whole course of the learning rate. Each step draws
     its rows, with replacement, from fitting rows in memory. Schedule and clipping are those of `train.py fit`, and
     by default so is the optimiser.
 
     Attributes:
-        rows: of the report, after `run`: one for each map, direction, size, number of steps, seed and site.
+        rows: rows of the report, after `run`: one for each map, direction, size, number of steps, seed and site.
         meta: what holds for all of them.
 
     Args:
@@ -362,11 +362,11 @@ class BijectionPrice(pl.LightningModule):
             from X to Y; inn: ours, trained both ways; mlp, one for each direction; free_form: two MLPs, each half the
             size, that are trained to be inverses.
         steps: the points of the learning curve.
-        parameters: sizes of the maps, in parameters of a site. Default: that of the invertible network as it is.
+        parameters: sizes of the maps, in parameters of a site. Default: that of the default invertible network.
         seeds: trainings of each map, from seeds 0, 1, ...
         rows_a_step: paired rows in a step.
-        learning_rate: of all maps, for matrices of up to 64 inputs as in `train.py fit`.
-        most_rows: of the fitting rows, and of the held-out rows, that are kept in memory.
+        learning_rate: learning rate of all maps, for matrices of up to 64 inputs as in `train.py fit`.
+        most_rows: most fitting rows, and most held-out rows, to keep in memory.
         stretched_rows: held-out rows at which the singular values of the Jacobians are taken; 0: none.
         other_text: another source, on whose held-out texts FVU is measured too.
 
@@ -498,7 +498,7 @@ class BijectionPrice(pl.LightningModule):
             self.rows += self._fitted(training)
 
     def _planned(self) -> Iterator[Training]:
-        """Every training; closed forms come once."""
+        """Yield every training; closed forms come once."""
         if "linear" in self.maps:
             yield Training("linear", 0, 0, 0)
         trained = [name for name in self.maps if name != "linear"]
@@ -510,7 +510,7 @@ class BijectionPrice(pl.LightningModule):
             yield Training(name, size, steps, seed)
 
     def _fitted(self, training: Training) -> Iterator[Row]:
-        """The rows of a map in both directions; a map without a way back is fitted once for each."""
+        """Yield the report's rows of a map in both directions; a map without an inverse is fitted once for each."""
         there = back = self._trained(training, turned=False)
         forward = there.aligner
         if training.name in ONE_WAY:
@@ -546,7 +546,7 @@ class BijectionPrice(pl.LightningModule):
     def _rows(
         self, training: Training, turned: bool, way: Way, trained: Trained
     ) -> Iterator[Row]:
-        """A row for each site of a map, from Y to X if `turned`, and of the floor beside each free network."""
+        """Make a row for each site of a map, from Y to X if `turned`, and for the floor next to each free network."""
         direction = "X to Y"
         if turned:
             direction = "Y to X"
@@ -581,7 +581,7 @@ class BijectionPrice(pl.LightningModule):
     def _measured(
         self, name: str, turned: bool, way: Way
     ) -> dict[str, dict[str, Tensor]]:
-        """The figures of a map, (S,) each, and of the floor beside a free network, by method."""
+        """Return the figures of a map, (S,) each, and those of the floor next to a free network, by method."""
         moments = self.moments
         held = self.held
         if turned:
@@ -606,7 +606,7 @@ class BijectionPrice(pl.LightningModule):
 
 
 def _fvu_beside(way: Way, rows: PairedRows, mean_y: Tensor) -> Tensor:
-    """The FVU of a map on the rows that stand beside those that count, (S,)."""
+    """Return the FVU of a map on the counterpart of the rows that count, with far rows or without, (S,)."""
     errors = FarErrors(mean_y).to(rows.y.device)
     mapped = mapped_rows(way, rows.x)
     errors.update(mapped, rows.y)

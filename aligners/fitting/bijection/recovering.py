@@ -21,23 +21,23 @@ from aligners.models.architectures import Component
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 
 Direction = Literal["forward", "backward", "both"]
-MEAN_SQUARE = 0.425  # of gelu(z), z standard normal
+MEAN_SQUARE = 0.425  # deviation of gelu(z), for standard normal z
 
 
 def random_inns(
     moments: Moments, strengths: Sequence[float], seeds: Sequence[int], couplings: int
 ) -> INN:
-    """A bank of random networks f, one for each place, of the form of Ren et al., eq. 11 and 12.
+    """Make a bank of random networks f, one for each place, of the form of Ren et al., eq. 11 and 12.
 
     Each works on centred and scaled states. Its conditioners have one hidden layer of the width of the states, with
     Gaussian weights: on standard normal rows the shifts and the log-scales before tanh have a deviation near the
     strength, so that 0 is the identity.
 
     Args:
-        moments: of x with x at each place (S, ...), for centre and scale.
-        strengths: (S,) of each place.
-        seeds: (S,) of each place; equal seeds give equal directions at any strength and site.
-        couplings: of each network, n.
+        moments: moments of x paired with itself at each place (S, ...), for centre and scale.
+        strengths: (S,) strength of each place.
+        seeds: (S,) seed of each place; equal seeds give equal directions at any strength and site.
+        couplings: n, the number of couplings of each network.
     """
     sites, _, width = moments.xx.shape
     bank = INN(
@@ -74,11 +74,11 @@ def _draw(
         bias[place] = 0
 
 
-SCALED_ON = 256  # fitting texts from which centre and scale of the states are taken
+SCALED_ON = 256  # fitting texts that determine centre and scale of the states
 
 
 class RandomTargets(Pairing):
-    """A model with random bijections of its own states, drawn when the first states are read, whose scale they need."""
+    """Pairs a model with random bijections of its own states, drawn once the first states give the scale."""
 
     def __init__(
         self, named: list[tuple[str, str | None]], options: Mapping[str, Any]
@@ -91,7 +91,7 @@ class RandomTargets(Pairing):
         self.networks: INN | None = None  # f of all places
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
-        """A place for every direction, strength, target and site, in this order."""
+        """Return a place for every direction, strength, target and site, in this order."""
         sites = parse_sites(self.options["sites"], depths[0], depths[1], component)
         links = []
         for way, strength, seed in product(
@@ -107,7 +107,7 @@ class RandomTargets(Pairing):
         return links
 
     def describe(self, data: PairedActivations) -> dict[str, Any]:
-        """The model, and how its targets were drawn."""
+        """Describe the model, and how its targets were drawn."""
         x = data.reader.model_x.identity()
         drawn = ("strengths", "targets", "target_seed", "couplings", "direction")
         return {
@@ -116,7 +116,7 @@ class RandomTargets(Pairing):
         }
 
     def transform(self, data: PairedActivations, batch: PairedBatch) -> PairedBatch:
-        """Put f(x) in the place of y, and change the two where maps are fitted backward."""
+        """Put f(x) in place of y, and swap the two where maps are fitted backward."""
         if self.networks is None:
             self.networks = self._draw(data)
         with torch.no_grad():
@@ -161,15 +161,15 @@ def target_states(
 
     Args:
         model: X, as in `pair_states`.
-        strengths: of the non-linearity; 0 is none. See `aligners.fitting.bijection.recovering`.
+        strengths: strengths of the non-linearity; 0 is none. See `aligners.fitting.bijection.recovering`.
         targets: number of random networks of each strength.
-        target_seed: of the first of them; the others follow.
-        couplings: of each network.
-        direction: of the maps: `forward`, from x to f(x); `backward`, from f(x) to x, as in the paper's text and code;
-            or `both`.
+        target_seed: seed of the first of them; the others follow.
+        couplings: number of couplings of each network.
+        direction: direction of the maps: `forward`, from x to f(x); `backward`, from f(x) to x, as in the paper's text
+            and code; or `both`.
         sites: as in `pair_states`, of the model with itself.
-        revision: of the model on the Hub.
-        options: of `PairedActivations`, by their names.
+        revision: revision of the model on the Hub.
+        options: options of `PairedActivations`, by their names.
 
     Raises:
         ValueError: an option is out of its range.
@@ -179,7 +179,7 @@ def target_states(
     check_known(get_args(Direction), direction=direction)
     check_range(
         least=2, couplings=couplings
-    )  # one alone leaves half of the dimensions as they are
+    )  # a single one leaves half of the dimensions unchanged
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
         raise UserError(
             f"Expected `strengths` to be different numbers of at least 0, but got {strengths}."
@@ -198,7 +198,7 @@ def target_states(
 
 
 def _moments(data: PairedActivations, copies: int) -> Moments:
-    """Moments of x with x at each place, `copies` for each site, from some fitting texts that all ranks read alike."""
+    """Return moments of x with itself, `copies` for each site, from some fitting texts, the same on all ranks."""
     reader = data.reader
     sites = [i for i, _ in reader.sites[: len(reader.sites) // copies]]
 

@@ -34,14 +34,14 @@ from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
 
-COUPLINGS = 4  # of the default network
+COUPLINGS = 4  # couplings of the default network
 HIDDEN = 3  # width of a coupling's hidden layer, in widths of the states
-NOBODY = torch.iinfo(torch.int64).max  # the turn of a row that is only there to fill up
-PARTS, FEWEST_ROWS = 2, 96  # steps a batch, each on no fewer rows than that
+NOBODY = torch.iinfo(torch.int64).max  # the turn of a row that is only padding
+PARTS, FEWEST_ROWS = 2, 96  # steps per batch, each on no fewer rows than that
 
 
 class UniverseAlignment(Alignment):
-    """Fits one invertible map for each of k models into a space that all share, on the same rows.
+    """Fits one invertible map for each of k models, on the same rows, into a space that all models share.
 
     A step takes one pass of all maps into the space, and one of their inverses: see `Universe.loss`. Moments,
     optimiser, schedule, clipping and the treatment of sites that diverge are those of `Alignment`.
@@ -49,14 +49,14 @@ class UniverseAlignment(Alignment):
     Args:
         network: the map of every model at every site; it has to be invertible. A state passes through two of them.
             Default: an INN with half as many couplings as usual, so that a map between two models is as deep as usual.
-        closed_form: whether to solve and measure a linear universe (MAXVAR, `gcca` in reports) beside it. States
-            of narrower models then end in zeros.
+        closed_form: whether to solve and measure a linear universe (MAXVAR, `gcca` in reports) too. States of narrower
+            models are then padded with zeros.
         shared: m, the number of coordinates that the models share; at most, and by default, the smallest width. The
             remaining coordinates of a wider model are its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
             inverses steepen in long runs, and single rows of unseen types are thrown far off.
         schedule: as in `Alignment`, with another default.
-        averaging: likewise.
+        averaging: as in `Alignment`.
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:
@@ -99,15 +99,15 @@ class UniverseAlignment(Alignment):
             yield Fit(LINEAR, FORWARD, linear)
 
     def universe(self, places: int, widths: Sequence[int]) -> Universe:
-        """The universe that is trained, not yet fitted: see `network`."""
+        """Build the universe to train, not yet fitted; see `network`."""
         maps = self.network(places, widths)
         return Universe(maps, len(widths), widths)
 
     def network(self, places: int, widths: Sequence[int]) -> Aligner:
-        """A bank of maps of the models, not yet fitted.
+        """Build a bank of maps of the models, not yet fitted.
 
         Args:
-            places: as many for each model.
+            places: number of places, the same number for each model.
             widths: of the models.
 
         Raises:
@@ -131,25 +131,25 @@ class UniverseAlignment(Alignment):
     # ------------------------------------------------------------------ rows
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The rows of all pairs of models."""
+        """Return the rows of all pairs of models."""
         models = len(self.stream.models)
         return {"maps": paired_rows(batch.x, models)}
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
-        """The rows of all models, twice."""
+        """Return the rows of all models, twice."""
         turns = row_keys(0, batch.text, batch.rows.place)
         self._take_turns(turns)
         return super().rows_of(batch)
 
     def parts_of(self, rows: float | None) -> int:
-        """Networks that learn from each other need more steps, and fewer rows will do for each."""
+        """Return more parts than usual: networks that learn from each other need more, smaller steps."""
         if rows is None:
             return 1
         most = int(rows // FEWEST_ROWS)
         return min(PARTS, max(1, most))
 
     def part_of(self, batch: PairedBatch, part: int) -> tuple[Tensor, Tensor]:
-        """Every so many rows of a text, of all models, twice; who predicts one is drawn anew in every step."""
+        """Return every n-th row of a text, for all models, twice; who predicts a row is drawn anew in every step."""
         place = batch.rows.place
         chosen = (batch.text + place) % self.parts == part
         rows = chosen.nonzero().squeeze(1)
@@ -163,11 +163,11 @@ class UniverseAlignment(Alignment):
         return x, y
 
     def _rivals(self, turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The turns and states of the rows of all ranks that have the smallest turns."""
+        """Return the turns and states of the rows of all ranks with the smallest turns."""
         turns, y = _first_rivals(turns, y)
         if self.trainer.world_size == 1:
             return turns, y
-        missing = RIVALS - len(turns)  # each rank has to gather equally many
+        missing = RIVALS - len(turns)  # each rank must gather equally many
         nobody = turns.new_full((missing,), NOBODY)
         turns = torch.cat([turns, nobody])
         y = pad(y, (0, 0, 0, missing))
@@ -185,7 +185,7 @@ class UniverseAlignment(Alignment):
     # ------------------------------------------------------------------ what an `Alignment` asks for
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
-        """The mean of each model's states on the fitting rows, twice: they are source and target."""
+        """Return the mean of each model's states on the fitting rows, twice: they are source and target."""
         moments = cast(Moments, self.moments)
         models = len(self.stream.models)
         joint = JointMoments.of(moments, models)
@@ -193,7 +193,7 @@ class UniverseAlignment(Alignment):
         return mean, mean
 
     def criteria(self) -> dict[str, Tensor]:
-        """FVU of the last validation, the mean over the models at each of a site's places."""
+        """Return the FVU of the last validation: at each of a site's places, the mean over the models."""
         universe = self.universes()[NETWORK]
         of_places = super().criteria()
         means = {}
@@ -202,7 +202,7 @@ class UniverseAlignment(Alignment):
         return means
 
     def universes(self) -> dict[str, Universe]:
-        """The trained universe and the linear one, by name."""
+        """Return the trained universe and the linear one, by name."""
         found = {}
         for fit in self.fits():
             found[fit.name] = cast(Universe, fit.aligner)
@@ -230,7 +230,7 @@ def _first_rivals(turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Joining(Alignment):
-    """Fits the bijection of one more model into the shared space of a universe, whose members stay as they are.
+    """Fits the bijection of one more model into the shared space of a universe, whose members stay unchanged.
 
     This is an ordinary fit in both directions: x is the newcomer's state, and y is the same row of a member in the
     shared space; the members take turns, row by row.
@@ -242,21 +242,21 @@ class Joining(Alignment):
         members: the universe, set before the fit.
     """
 
-    final = ""  # the universe of all is written once it is measured
+    final = ""  # the universe of all models is written once it is measured
     members: Universe
 
     def __init__(self, **options: Any) -> None:
         super().__init__(aligners=None, both_directions=False, **options)
 
     def setup(self, stage: str) -> None:
-        """Build the newcomer's maps, as the members' are; only its places count."""
+        """Build the newcomer's maps like the members'; only its places count."""
         super().setup(stage)
         count = len(self.sites) // len(self.stream.models)
         self.sites = self.sites[-count:]
         self.places = self.places[-count:]
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
-        """The newcomer's states, and each row of a member in the shared space, in turn."""
+        """Return the newcomer's states, and each row of one member in the shared space, members in turn."""
         members = self.members
         count = len(self.sites)
         of_members = batch.x[:-count, :, : members.d_x].detach()
@@ -270,7 +270,7 @@ class Joining(Alignment):
 
     @property
     def width(self) -> int:
-        """Of the newcomer."""
+        """The width of the newcomer."""
         return self.stream.frozen[-1].width
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
@@ -289,7 +289,7 @@ class Joining(Alignment):
         yield Fit(NETWORK, FORWARD, newcomer)
 
     def joined(self, stored: StoredBank) -> StoredBank:
-        """The universe of all models, the newcomer last; its moments are not known.
+        """Return the universe of all models, the newcomer last; its moments are unknown.
 
         Args:
             stored: the universe of the members.
@@ -320,10 +320,10 @@ class Joining(Alignment):
         """Raise if the newcomer, the last model, is narrower than what the members share.
 
         Args:
-            widths: of all models.
+            widths: widths of all models.
 
         Raises:
-            ValueError: it is.
+            ValueError: the newcomer is narrower.
         """
         shared = self.members.d_y
         width = widths[-1]
@@ -337,7 +337,7 @@ class Joining(Alignment):
         """Raise unless the run reads the universe's models on its texts, and a model that is not in it.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the run reads other models or texts, or a model that is in the universe.
         """
         then = stored.data
         now = data.describe()
@@ -358,13 +358,13 @@ class Joining(Alignment):
 
 
 def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
-    """Class and options of bijections of a width, like those of a universe.
+    """Return class and options of bijections of a width, like those of a universe.
 
     At a width that no member has, hidden layers have their default size.
 
     Args:
         maps: of the universe.
-        width: of a model that need not be in it.
+        width: width of a model, in the universe or not.
     """
     kinds = {str(maps.d_x): kind_of(maps)}
     if isinstance(maps, SharedPart):
@@ -378,7 +378,7 @@ def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
 
 
 def _with(members: Aligner, newcomer: Aligner) -> Aligner:
-    """The maps of a universe and those of one more model."""
+    """Join the maps of a universe and those of one more model."""
     banks = [members, newcomer]
     if SharedPart not in map(type, banks):
         return join_banks(banks)

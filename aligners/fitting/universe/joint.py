@@ -1,4 +1,4 @@
-"""Joint moments of k models on the same rows, and what follows from them: linear universes, directions of a space."""
+"""Joint moments of k models on the same rows, and linear universes and shared directions from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class JointMoments(NamedTuple):
         """Arrange the moments of all pairs of models.
 
         Args:
-            moments: of `paired_rows`.
+            moments: moments of `paired_rows`.
             models: k.
         """
         pairs = all_pairs(models)
@@ -144,7 +144,7 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
 
     Args:
         joint: of the fitting rows.
-        widths: of the models; states of narrower ones end in zeros.
+        widths: widths of the models; states of narrower ones end in zeros.
         shared: m.
 
     Returns:
@@ -180,7 +180,7 @@ class _Member:
     """One model in a search, of width d.
 
     Attributes:
-        deviations: of its features, (d,).
+        deviations: deviations of its features, (d,).
         noisy: covariance of its standardised states with noise, (d, d).
         weights: W of standardised states, (d, d).
     """
@@ -204,9 +204,9 @@ class _LeastError:
 
     Args:
         covariances: of standardised states, (k, k, d, d).
-        starts: where to start, (k, d, d).
-        deviations: of the features, (k, d).
-        widths: of the models.
+        starts: starting points, (k, d, d).
+        deviations: deviations of the features, (k, d).
+        widths: widths of the models.
         shared: m.
     """
 
@@ -257,7 +257,7 @@ class _LeastError:
         return self._settled()
 
     def _error(self) -> Tensor:
-        """The error that is minimised, but for a constant."""
+        """Return the error that is minimised, up to a constant."""
         into = []
         back = []
         spreads = []  # AᵀΣA
@@ -284,7 +284,7 @@ class _LeastError:
 
     @torch.no_grad()
     def _settled(self) -> list[Tensor]:
-        """The maps into the space in which the mean of B Bᵀ is the identity, with orthonormal rests."""
+        """Return the maps into the space in which the mean of B Bᵀ is the identity, with orthonormal rests."""
         shared = self.shared
         back = [member.back(shared) for member in self.members]
         sizes = torch.stack([b @ b.mT for b in back])
@@ -304,13 +304,13 @@ class _LeastError:
 
 
 def shared_rotations(joint: JointMoments, widths: Sequence[int], shared: int) -> Tensor:
-    """Rotations of each model's own space whose first m coordinates are alike, (k, S, d, d).
+    """Find rotations of each model's own space whose first m coordinates agree, (k, S, d, d).
 
     They are the nearest to the models' parts of the m leading eigenvectors of the matrix of all blocks.
 
     Args:
         joint: of the fitting rows, `scaled`.
-        widths: of the models; states of narrower ones end in zeros.
+        widths: widths of the models; states of narrower ones end in zeros.
         shared: m.
     """
     parts, _ = _leading(joint.scatter, shared)
@@ -346,13 +346,13 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: there are no more rows than the models have dimensions together, so that any states would fit.
     """
-    varies = squares(_within(joint.scatter)) > 0  # padding does not
+    varies = squares(_within(joint.scatter)) > 0  # padding does not vary
     each_site = varies.sum((0, 2))
     dimensions = int(each_site.max())
     if joint.n <= dimensions:
         raise UserError(
             f"MAXVAR expects more fitting rows than the {len(joint.mean)} models have dimensions together, "
-            f"{dimensions}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
+            f"{dimensions}, but got {int(joint.n)}: with fewer, any states would agree. {MORE_ROWS}"
         )
     roots, inverses, white = _whitened(joint)
     width = joint.mean.shape[-1]
@@ -365,7 +365,7 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
 
 
 def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
-    """How much of each model's variance lies in directions of all models, of some, or of it alone.
+    """Return how much of each model's variance lies in directions of all models, of some, or of it alone.
 
     This is MAXVAR over all directions that the models have together: those of unit variance along which the sum over
     models of squared correlations is largest. The sum is k for a direction that all models have, and 1 for one that a
@@ -398,7 +398,7 @@ def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
 
 
 def _whitened(joint: JointMoments) -> tuple[Tensor, Tensor, Tensor]:
-    """Roots of the models' covariances, their pseudo-inverses, and the covariances of whitened states."""
+    """Return roots of the models' covariances, their pseudo-inverses, and the covariances of whitened states."""
     covariance = joint.scatter / joint.n
     roots, inverses = _roots(_within(covariance))
     white = torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
@@ -406,7 +406,7 @@ def _whitened(joint: JointMoments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
+    """Return leading eigenvectors of the block matrices (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
     models, _, _, width, _ = blocks.shape
     by_rows = blocks.permute(2, 0, 3, 1, 4)  # (S, k, d, k, d)
     rows = by_rows.flatten(3, 4)
@@ -419,7 +419,7 @@ def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ^(1/2) and its pseudo-inverse; both leave out directions that do not vary."""
+    """Return Σ^(1/2) and its pseudo-inverse; both leave out directions that do not vary."""
     values, vectors = torch.linalg.eigh(covariance)
     largest = values[..., -1:]
     varies = values > TOLERANCE * largest
@@ -432,7 +432,7 @@ def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_values(vectors: Tensor, values: Tensor) -> Tensor:
-    """The symmetric matrices with these eigenvectors and eigenvalues."""
+    """Return the symmetric matrices with these eigenvectors and eigenvalues."""
     scaled = vectors * values[..., None, :]
     return scaled @ vectors.mT
 

@@ -23,15 +23,14 @@ class SharedPart(Aligner):
     """Bijections on the widths of k models, of which the first m coordinates are shared: k · S places.
 
     `forward` takes a state of model i to the first m coordinates of its bijection. `inverse` completes m coordinates
-    with zeros and takes them back. Through training, zero stands for what the model's states have on average in the
-    other coordinates, given the shared ones: a conditional mean, as curved as the network is. The m coordinates of a
-    state come back exactly from a trip through any other models.
+    with zeros and maps them back. Training makes zero the conditional mean of the model's other coordinates, given the
+    shared ones. A state's m shared coordinates come back exactly from any chain of other models.
 
     Args:
         sites: k · S, model after model.
-        d_x: the largest width; states of narrower models end in zeros, and come back so.
+        d_x: the largest width; states of narrower models are padded with zeros, and come back padded.
         d_y: m.
-        widths: of the k models.
+        widths: widths of the k models.
         networks: class and options of the bijections of each width, as `kind_of` gives them.
 
     Raises:
@@ -69,7 +68,7 @@ class SharedPart(Aligner):
         self.register_buffer("variance_y", torch.ones(sites))
 
     def _built(self, width: int, sites: int) -> Aligner:
-        """New bijections of a width."""
+        """Build new bijections of a width."""
         description = dict(self.networks[str(width)])
         description["sites"] = sites
         description["d_x"] = width
@@ -85,12 +84,12 @@ class SharedPart(Aligner):
     def of(
         cls, banks: Mapping[int, Aligner], widths: Sequence[int], shared: int
     ) -> Self:
-        """The shared part of given bijections.
+        """Make the shared part of given bijections.
 
         Args:
-            banks: by width.
-            widths: of the models.
-            shared: m.
+            banks: bijections by width.
+            widths: widths of the models.
+            shared: m, the number of shared coordinates.
         """
         networks = {}
         sites = 0
@@ -104,11 +103,11 @@ class SharedPart(Aligner):
         return made
 
     def bank(self, width: int) -> Aligner:
-        """The bijections of a width."""
+        """Return the bijections of a width."""
         return cast(Aligner, self.banks[str(width)])
 
     def of_model(self, i: int) -> Self:
-        """That of one model, on its own width, frozen."""
+        """Return the bijection of one model, on its own width, frozen."""
         a_model = self.sites // len(self.widths)
         width = self.widths[i]
         alike = self.of_width[width]
@@ -120,7 +119,7 @@ class SharedPart(Aligner):
 
     @classmethod
     def joined(cls, parts: Sequence["SharedPart"]) -> Self:
-        """One of the models of all, in this order, frozen."""
+        """Join shared parts of single models, in this order, into one of all, frozen."""
         widths: list[int] = []
         by_width: dict[int, list[Aligner]] = {}
         for part in parts:
@@ -136,7 +135,7 @@ class SharedPart(Aligner):
         return whole.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(k · S, N, d_x) -> (k · S, N, m)."""
+        """Map states to shared coordinates: (k · S, N, d_x) -> (k · S, N, m)."""
         rows = x.shape[1]
         out = x.new_empty(self.sites, rows, self.d_y)
         for width, places in self.of_width.items():
@@ -146,7 +145,7 @@ class SharedPart(Aligner):
         return out
 
     def inverse(self, y: Tensor) -> Tensor:
-        """(k · S, N, m) -> (k · S, N, d_x)."""
+        """Map shared coordinates back: (k · S, N, m) -> (k · S, N, d_x)."""
         rows = y.shape[1]
         out = y.new_zeros(self.sites, rows, self.d_x)
         for width, places in self.of_width.items():
@@ -157,7 +156,7 @@ class SharedPart(Aligner):
         return out
 
     def fit(self, moments: Moments) -> None:
-        """Start each bijection as its class does, from the moments of its model's states with as many targets."""
+        """Start each bijection as its class does, with its model's states as both source and target."""
         self._set_variances(moments)
         for width, places in self.of_width.items():
             own = cut(moments, places, width, width)
@@ -167,7 +166,7 @@ class SharedPart(Aligner):
         """Set the untrained bijections to given linear ones.
 
         Args:
-            moments: of states, and of what the bijections make of them.
+            moments: moments of states, and of the bijections' outputs.
             start: the bijections, as `INN.start_at` takes them, (k · S, d_x, d_x); zero beyond a model's width.
         """
         self._set_variances(moments)
@@ -186,7 +185,7 @@ class SharedPart(Aligner):
         self.variance_y.copy_(variance_y)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of the shared coordinates plus that of the states that they come from, (k · S,)."""
+        """Return the FVU of the shared coordinates plus that of the states that they come from, (k · S,)."""
         there = self(x) - y
         error_y = there.square().mean((1, 2))
         back = self.inverse(y) - x
@@ -194,7 +193,7 @@ class SharedPart(Aligner):
         return error_y / self.variance_y + error_x / self.variance_x
 
     def places(self, name: str) -> Sequence[int] | slice:
-        """Those of the models of a width."""
+        """Return the places of the models of a width."""
         if not name.startswith("banks."):
             return slice(None)
         width = name.split(".")[1]
@@ -210,19 +209,19 @@ class SharedPart(Aligner):
         return names
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """As the bijections have it."""
+        """Return the bijections' `fan_in`."""
         _, width, rest = name.split(".", 2)
         bank = self.bank(int(width))
         return bank.fan_in(rest, parameter)
 
 
 def plain_kind(kind: Mapping[str, Any]) -> dict[str, Any]:
-    """Class and options of an aligner as a plain dictionary, whatever mapping they came in."""
+    """Return class and options of an aligner as a plain dictionary, whatever mapping they came in."""
     return {"class": kind["class"], "options": dict(kind["options"])}
 
 
 def _places_by_width(widths: Sequence[int], a_model: int) -> dict[int, list[int]]:
-    """Width -> the places of the models that have it, of which each model has `a_model`."""
+    """Return width -> the places of the models of that width; each model has `a_model` places."""
     found: dict[int, list[int]] = {}
     for model, width in enumerate(widths):
         start = model * a_model
@@ -233,7 +232,7 @@ def _places_by_width(widths: Sequence[int], a_model: int) -> dict[int, list[int]
 
 
 def cut(moments: Moments, places: list[int] | slice, x: int, y: int) -> Moments:
-    """Moments of some places, and of the first x and y dimensions; zero where the latter do not exist."""
+    """Return moments of some places, and of the first x and y dimensions; zero where the latter do not exist."""
     n, mean_x, mean_y, xx, yy, xy = moments_at(moments, places)
     missing = max(0, y - yy.shape[-1])
     mean_y = pad(mean_y, (0, missing))

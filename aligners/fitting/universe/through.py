@@ -14,11 +14,11 @@ from aligners.maps.linear import Affine
 from aligners.maps.solvers import least_squares
 from aligners.similarity.algebra.moments import Moments, squares
 
-SHRINKING = 1e-6  # the ridge of regressions on a space, which a few directions hardly vary along
+SHRINKING = 1e-6  # ridge of regressions on a space in which some directions hardly vary
 
 
 class ThroughSpace(Aligner):
-    """g = v⁻¹ ∘ u: u takes X's states into a shared space, v takes Y's there.
+    """g = v⁻¹ ∘ u: u maps X's states into a shared space, v maps Y's there.
 
     Through one space, maps compose: from X to Y and on to Z is the map from X to Z, where u and v are bijections.
 
@@ -27,8 +27,8 @@ class ThroughSpace(Aligner):
         d_x: width of X's states.
         d_y: width of Y's states.
         network: class and options of u, as `kind_of` gives them.
-        network_y: of v. Default: the same.
-        space: dimensions of the space. Default: `d_x`, which then has to be equal to `d_y`.
+        network_y: class and options of v. Default: those of u.
+        space: dimensions of the space. Default: `d_x`, which then must equal `d_y`.
 
     Raises:
         ValueError: the widths differ and `space` is not given, or `network` is not an invertible aligner.
@@ -72,7 +72,7 @@ class ThroughSpace(Aligner):
 
     @classmethod
     def of(cls, into: Aligner, out_of: Aligner) -> Self:
-        """The map by two fitted maps into one space, which it takes over.
+        """Make the map from two fitted maps into one space, which it takes over.
 
         Args:
             into: u.
@@ -94,15 +94,15 @@ class ThroughSpace(Aligner):
         return composed
 
     def forward(self, x: Tensor) -> Tensor:
-        """(S, N, d_x) -> (S, N, d_y)."""
+        """Map rows: (S, N, d_x) -> (S, N, d_y)."""
         return self.out_of.inverse(self.into(x))
 
     def inverse(self, y: Tensor) -> Tensor:
-        """(S, N, d_y) -> (S, N, d_x)."""
+        """Map rows back: (S, N, d_y) -> (S, N, d_x)."""
         return self.into.inverse(self.out_of(y))
 
     def fit(self, moments: Moments) -> None:
-        """Fit u as a map from X to Y, and v as one from Y to itself: the space begins as Y's own."""
+        """Fit u as a map from X to Y, and v as one from Y to itself: the space starts as Y's own."""
         mean_y = moments.mean_y
         yy = moments.yy
         self.into.fit(moments)
@@ -111,7 +111,7 @@ class ThroughSpace(Aligner):
         self.variance_y.copy_(squares(yy).mean(-1) / moments.n)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of g on the batch plus that of g⁻¹, (S,)."""
+        """Return the FVU of g on the batch plus that of g⁻¹, (S,)."""
         if self.closed_form:
             return super().loss(x, y)
         there = (self(x) - y).square().mean((1, 2))
@@ -119,16 +119,16 @@ class ThroughSpace(Aligner):
         return there / self.variance_y + back / self.variance_x
 
     def start_names(self) -> Sequence[str]:
-        """The start of u at each site."""
+        """Return the start of u at each site."""
         return self.into.start_names()
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """As u or v has it."""
+        """Return the `fan_in` of u or v."""
         part, _, rest = name.partition(".")
         return getattr(self, part).fan_in(rest, parameter)
 
     def options(self) -> dict[str, Any]:
-        """Class and options of u and v, and the dimensions of the space."""
+        """Return class and options of u and v, and the dimensions of the space."""
         options: dict[str, Any] = {"network": self.network}
         if self.network_y is not None:
             options["network_y"] = self.network_y
@@ -138,7 +138,7 @@ class ThroughSpace(Aligner):
 
 
 class TwoLinear(Affine):
-    """A linear map, and beside it one back: two regressions, at any widths.
+    """A linear map and a separate linear map back: two regressions, at any widths.
 
     Args:
         sites: S, the number of site pairs.
@@ -149,7 +149,7 @@ class TwoLinear(Affine):
     invertible = True
 
     def fit(self, moments: Moments) -> None:
-        """Solve both from moments, in float64."""
+        """Solve both regressions from moments, in float64."""
         there = least_squares(moments, SHRINKING)
         back = least_squares(moments.swap(), SHRINKING)
         self.set_map(moments, there, back)

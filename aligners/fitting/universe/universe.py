@@ -1,4 +1,4 @@
-"""Universes: k models and the bijections that take their states into one space; their files."""
+"""Universes: k models with bijections that map their states into one space, and their files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,39 +36,40 @@ from aligners.maps.linear import Affine
 from aligners.similarity.algebra.moments import Moments, squares
 
 NETWORK = "universe"  # name of the trained maps in reports and files
-LINEAR = "gcca"  # that of the linear universe beside them
+LINEAR = "gcca"  # name of the linear universe in reports and files
 # The last two are only in files of earlier versions.
 CLOSED_UNIVERSES = (LINEAR, "procrustes", "gcpa")
 
-RIVALS = 64  # rows that a mapped state is told apart from
-TEMPERATURE = 0.05  # divides the cosines
-CONTRASTIVE = 0.02  # weight of telling rows apart
-CALM = 4  # how much slower matrices between couplings learn
-BETWEEN = (".pairs.", ".matrices")  # in names of such matrices
+RIVALS = 64  # other rows that a mapped state must be distinguished from
+TEMPERATURE = 0.05  # temperature that divides the cosines
+CONTRASTIVE = 0.02  # weight of the contrastive loss
+CALM = 4  # factor on the learning rate of matrices between couplings
+BETWEEN = (".pairs.", ".matrices")  # part of these matrices' names
 
 
 class Universe(Aligner, registered=False):
     """k · S maps u_i into one shared space at each of S sites, fitted together; model after model, then site by site.
 
     A state of model i becomes one of model j by u_j⁻¹(u_i(x)): k maps make all k (k − 1) directions, and going from i
-    over j to l is the same as going from i to l. As an aligner, a universe maps each model's states to what the others
-    say of them. So the models of a site are not independent of each other; sites are.
+    over j to l is the same as going from i to l. As an aligner, a universe maps each model's states to the other
+    models' predictions of them. So the models of a site depend on each other; sites are independent.
 
-    The loss asks for nothing but agreement in every model's own space: from a space that shrinks or loses a direction
-    there would be no way back. Training does not settle what leaves all maps between models as they are, h ∘ u_i for
-    any bijection h of the space: the space starts at unit scale, and may drift from it.
+    The loss only requires agreement in every model's own space: a space that shrank or lost a direction could not be
+    mapped back. The space is determined up to a bijection h, as h ∘ u_i gives the same maps between models: it starts
+    at unit scale, and may drift from it.
 
     Args:
         maps: u, a bank of k · S invertible maps from d to d, or to m shared coordinates: `SharedPart`.
         models: k.
-        widths: of the models, where some are below d. Their states end in zeros.
+        widths: widths of the models, if some are below d. Their states are padded with zeros.
 
     Attributes:
-        contrastive: weight of telling a mapped state's partner apart from other rows: see `loss`.
-        turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. Default: its place.
-            If the number depends on the row's text alone, the same rows give the same loss on any number of ranks.
-        rivals: turns (C,) and states (k · S, C, d) of the rows of all ranks that a mapped state is told apart from.
-            Default: the batch's own.
+        contrastive: weight of the contrastive loss; see `loss`.
+        turns: (N,) a number for each row of the next batch, which decides which model predicts it; see `loss`. Default:
+            its place. If the number depends only on the row's text, equal rows give equal losses on any number of
+            ranks.
+        rivals: turns (C,) and states (k · S, C, d) of the rows of all ranks that a mapped state must be distinguished
+            from. Default: the batch's own.
     """
 
     variance: Tensor
@@ -90,31 +91,31 @@ class Universe(Aligner, registered=False):
         self.register_buffer("variance", torch.ones(maps.sites))
 
     def embed(self, x: Tensor) -> Tensor:
-        """States of all models in the shared space, (k · S, N, d) -> (k · S, N, m)."""
+        """Map states of all models into the shared space, (k · S, N, d) -> (k · S, N, m)."""
         return self.maps(x)
 
     def predicted(self, embedded: Tensor, shift: int) -> Tensor:
-        """The states of every model m as model (m + shift) mod k says.
+        """Predict the states of every model m from model (m + shift) mod k.
 
         Args:
-            embedded: (k · S, N, m), in the shared space.
-            shift: 1 to k − 1; 0: from itself.
+            embedded: (k · S, N, m) states in the shared space.
+            shift: 1 to k − 1; 0: each model predicts itself.
         """
         by_model = self._by_model(embedded)
         shifted = by_model.roll(-shift, 0)
         return self.maps.inverse(shifted.flatten(0, 1))
 
     def from_mean(self, embedded: Tensor) -> Tensor:
-        """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
+        """Predict the states of every model from the mean of all others: (k · S, N, m) -> (k · S, N, d)."""
         means = _means_of_others(self._by_model(embedded))
         return self.maps.inverse(means)
 
     def _by_model(self, values: Tensor) -> Tensor:
-        """(k · S, ...) -> (k, S, ...)."""
+        """Split the first axis by model: (k · S, ...) -> (k, S, ...)."""
         return values.unflatten(0, (self.models, -1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
+        """Predict each model's states from the others, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
         embedded = self.embed(x)
         others, order, _ = self._asked(embedded, means=False)
         said = self.maps.inverse(others)
@@ -130,10 +131,10 @@ class Universe(Aligner, registered=False):
             _start_network(self.maps, joint)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of every model as the others say, averaged over the models: (k · S,).
+        """Return the FVU of every model as predicted by the others, averaged over the models: (k · S,).
 
         Half of the rows are predicted from one other model, each in its turn, and half from the mean of all others in
-        the shared space. The mean has less noise, but alone it would let single models stray. One loss takes one pass
+        the shared space. The mean has less noise, but alone it would let single models drift. One loss takes one pass
         of the k maps and one of their inverses. The prediction with the least error may still be nearer to another row
         than to its own, so InfoNCE over cosines is added (van den Oord et al. 2018, arXiv 1807.03748, eq. 4), times
         `contrastive`.
@@ -151,7 +152,7 @@ class Universe(Aligner, registered=False):
         return self.over_models(losses.sum(1) / rows)
 
     def _info_nce(self, said: Tensor, y: Tensor, turns: Tensor) -> Tensor:
-        """How badly each mapped row is told apart from rows that are not its own, (k · S, N)."""
+        """Return the InfoNCE loss of each mapped row against rows that are not its own, (k · S, N)."""
         their_turns = turns[:RIVALS]
         rivals = y[:, :RIVALS]
         if self.rivals is not None:
@@ -167,7 +168,7 @@ class Universe(Aligner, registered=False):
         return softplus(others - own)
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """In the place of every model, row by row, another one in its turn; with `means` also the mean of the others.
+        """Predict every model's rows from other models in turn; with `means`, also from the mean of the others.
 
         Returns:
             (k · S, N, d), its rows sorted by turn, the places (N,) that they had, and their turns (N,).
@@ -199,19 +200,19 @@ class Universe(Aligner, registered=False):
         return others, order, turns[order]
 
     def over_models(self, values: Tensor) -> Tensor:
-        """The mean over the models of a site at each of its places, (k · S,): the maps of a site train together."""
+        """Return the mean over a site's models at each of its places, (k · S,): the maps of a site train together."""
         means = self._by_model(values).mean(0)
         return means.repeat(self.models)
 
     def start_names(self) -> Sequence[str]:
-        """The start of every map."""
+        """Return the start of every map."""
         return self.maps.start_names()
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """As the maps have it; of matrices between couplings, `CALM` times as many.
+        """Return the maps' `fan_in`; for matrices between couplings, `CALM` times as much.
 
-        A state passes through one network and the inverse of another, which was made for other states: at the rate of
-        a lone network such matrices diverge.
+        A state passes through one network and the inverse of another, which was trained on other states: at the rate
+        for a single network such matrices diverge.
         """
         own_name = name.removeprefix("maps.")
         inputs = self.maps.fan_in(own_name, parameter)
@@ -221,13 +222,13 @@ class Universe(Aligner, registered=False):
         return inputs
 
     def places(self, name: str) -> Sequence[int] | slice:
-        """As the maps have it."""
+        """Return the maps' `places`."""
         if not name.startswith("maps."):
             return slice(None)
         return self.maps.places(name.removeprefix("maps."))
 
     def options(self) -> dict[str, Any]:
-        """The number of models, what the maps are, and the weight in the loss."""
+        """Return the number of models, the kind of the maps, and the weight of the contrastive loss."""
         return {
             "models": self.models,
             "maps": kind_of(self.maps),
@@ -235,13 +236,13 @@ class Universe(Aligner, registered=False):
         }
 
     def map(self, i: int, j: int) -> ThroughSpace:
-        """The map from model i into model j at all sites, on their own widths."""
+        """Return the map from model i into model j at all sites, on their own widths."""
         source = self._of_model(i)
         target = self._of_model(j)
         return ThroughSpace.of(source, target)
 
     def _of_model(self, i: int) -> Aligner:
-        """The map of one model into the space."""
+        """Return the map of one model into the space."""
         if isinstance(self.maps, SharedPart):
             return self.maps.of_model(i)
         sites = self.maps.sites // self.models
@@ -262,22 +263,22 @@ class Universe(Aligner, registered=False):
 
 
 def _where(rows: Tensor) -> Tensor:
-    """The places (n,) of the rows that are marked, (N,)."""
+    """Return the places (n,) of the rows that are marked, (N,)."""
     return rows.nonzero().squeeze(1)
 
 
 def _means_of_others(by_model: Tensor) -> Tensor:
-    """(k, S, N, d) -> (k · S, N, d)."""
+    """Return the mean of the other models, for each model: (k, S, N, d) -> (k · S, N, d)."""
     others = by_model.sum(0) - by_model
     means = others / (len(by_model) - 1)
     return means.flatten(0, 1)
 
 
 def _start_network(maps: Aligner, joint: JointMoments) -> None:
-    """Start INNs as their models' maps in the best linear universe, and other networks as near to rotations as can be.
+    """Start INNs at the best linear universe, and other networks as close to rotations as possible.
 
     The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
-    amplifies what another model says there. In the best linear universe the inverses count.
+    amplifies other models' predictions there. The best linear universe takes the inverses into account.
     """
     banks: list[Any] = [maps]
     widths = [maps.d_x] * len(joint.mean)
@@ -299,10 +300,12 @@ def _start_network(maps: Aligner, joint: JointMoments) -> None:
 
 
 def _fit_gcca(maps: Affine, joint: JointMoments) -> None:
-    """Set the maps to those of `maxvar`, with its least-squares way back in place of the inverse."""
+    """Set the maps to those of `maxvar`, with its least-squares way back as the inverse."""
     into, back = maxvar(joint)
     moments = joint.own()
-    varies = squares(moments.xx) > 0  # what narrower models lack stays zero
+    varies = (
+        squares(moments.xx) > 0
+    )  # the missing dimensions of narrower models stay zero
     rows = varies[..., None]
     columns = varies[:, None]
     into = into.flatten(0, 1) * rows
@@ -328,14 +331,14 @@ def load_universe(path: Path | str) -> StoredBank:
 
 
 def sites_of(bank: StoredBank) -> list[tuple[int, ...]]:
-    """For each place of a universe's space the site of every model."""
+    """Return, for each place of a universe's space, the site of every model."""
     own = [site for site, _ in bank.pairs[FORWARD]]
     count = len(bank.data["sites"])
     return [tuple(own[place::count]) for place in range(count)]
 
 
 def universes_of(bank: StoredBank) -> dict[str, Universe]:
-    """The trained universe of a file and its closed forms, by name, frozen."""
+    """Return the trained universe of a file and its closed forms, by name, frozen."""
     models = len(bank.data["models"])
     widths = bank.data.get("widths")
     banks = bank.maps[FORWARD]
@@ -347,9 +350,9 @@ def universes_of(bank: StoredBank) -> dict[str, Universe]:
 
 
 def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
-    """For each pair of models its numbers, and its maps as `train.py fit` keeps them, with the universe's data.
+    """Yield for each pair of models its numbers, and its maps as `train.py fit` saves them, with the universe's data.
 
-    The map from the first model into the second is u_j⁻¹ ∘ u_i; a bijective one is its own way back.
+    The map from the first model into the second is u_j⁻¹ ∘ u_i; a bijective map brings its own inverse.
     """
     universes = universes_of(bank)
     widths = universes[NETWORK].widths
@@ -379,7 +382,7 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
 def _maps_between(
     universes: Mapping[str, Universe], i: int, j: int
 ) -> dict[str, dict[str, Aligner]]:
-    """The maps from model i into j, and back where a map is no bijection: route -> name -> map."""
+    """Return the maps from model i into j, and back where a map is no bijection: route -> name -> map."""
     forward: dict[str, Aligner] = {}
     backward: dict[str, Aligner] = {}
     for name, universe in universes.items():

@@ -59,7 +59,7 @@ class PairMap(NamedTuple):
     """A map that was fitted to two models alone, in one direction.
 
     Attributes:
-        key: of its errors.
+        key: key of its errors.
         method: its name in reports.
         maps: the bank that it is part of.
         training: its outcome at each site.
@@ -79,7 +79,7 @@ class UniverseEvaluation(pl.LightningModule):
     """Measures all k (k − 1) maps of a universe, of its closed forms, and of pairwise fits, on the same held-out rows.
 
     Attributes:
-        rows: of the report, one for each map, ordered pair of models and site.
+        rows: rows of the report, one for each map, ordered pair of models and site.
         meta: what holds for all of them.
         report_tables: the directions of the shared space; how much of each model's states it holds, and what the
             models share; and how much of them its first directions would hold.
@@ -487,7 +487,7 @@ def between_members(
     Args:
         against: of `train.py fit` or `fit_pairs`.
         members: the universe's models, as the `describe()` of its states has them.
-        sites: of every model, for each place of the space.
+        sites: sites of every model, for each place of the space.
 
     Raises:
         ValueError: one is of other models, or lacks a site.

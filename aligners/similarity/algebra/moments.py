@@ -233,7 +233,7 @@ def by_tile(
     """Compute a function of layer pairs for all of them, a few at a time.
 
     Args:
-        moments: of the grid.
+        moments: moments of the grid.
         compute: from the number i of a layer of X, some layers of Y, and the cross moments of these pairs
             (J, d_x, d_y), to (J, ...).
 
@@ -293,7 +293,7 @@ def check_moments(
     """Raise if moments hold fewer than `rows` rows, rows that were not finite, or something constant.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         measure: the measure's name, for error messages.
         rows: the fewest.
         x: what has to vary of X: `features`, each of them; `layers`, some feature of each; None: nothing.

@@ -170,7 +170,7 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
     then pair up entry by entry. One-hot products, in float64, one block after the other.
 
     Args:
-        weights: of L blocks, (L, B, H, T, T) or a sequence of (B, H, T, T).
+        weights: weights of L blocks, (L, B, H, T, T) or a sequence of (B, H, T, T).
         word: (B, T) number of the word of each token, counted from 0 in each text; -1 where a token belongs to none
             that counts (special tokens, padding, words that the other model does not see).
         words: (B,) number of words of each text, at least 1.

@@ -244,8 +244,8 @@ def canonical_chance(
     correlations are at most the root of it, weighted by what they account for or not.
 
     Args:
-        moments: of the rows.
-        share: of the variance that the k_x and k_y directions carry; 1: all features.
+        moments: moments of the rows.
+        share: share of the variance that the k_x and k_y directions carry; 1: all features.
         standardised: as in `whitening`.
         white: whitenings of X's layers and of Y's, if they are known.
     """

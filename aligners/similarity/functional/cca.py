@@ -182,7 +182,7 @@ def r2_svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     The paper writes ‖(U_Y T_Y)ᵀU_X T_X‖² / min(‖T_X‖², ‖T_Y‖²): T selects the leading left singular vectors U.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         share: share of the variance in (0, 1] that each side keeps.
 
     Returns:
@@ -205,7 +205,7 @@ def svcca(
     to rotations, to one factor for all features and to translation. Feature side, as `cca`.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         share: share of the variance in (0, 1]; 1 is CCA.
         standardised: divide every feature by its deviation first, as the code released with Wu et al. does.
 
@@ -235,7 +235,7 @@ def pwcca(
     permutations and signs of X's neurons. Feature side.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         share: share of the variance in (0, 1].
         standardised: as in `svcca`, for the directions; the weights are those of X's neurons as they are.
 

@@ -50,7 +50,7 @@ def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
     of X. Biased upwards where rows are few for d_y: see `r2_held_out`. Feature side.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         white_y: whitenings of Y's layers, if they are known.
 
     Returns:
@@ -75,7 +75,7 @@ def mixedsim(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tens
     negating X's neurons; not to rotating them. Biased upwards where rows are few for d_y. Feature side.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         white_y: whitenings of Y's layers, if they are known.
 
     Returns:

@@ -58,7 +58,7 @@ class PassRun:
 
     Args:
         this: the pass.
-        settings: of the comparison.
+        settings: settings of the comparison.
     """
 
     def __init__(self, this: Pass, settings: Settings) -> None:
@@ -205,7 +205,7 @@ class StreamSums:
     Args:
         stream: which.
         this: the pass.
-        settings: of the comparison.
+        settings: settings of the comparison.
     """
 
     def __init__(self, stream: Stream, this: Pass, settings: Settings) -> None:

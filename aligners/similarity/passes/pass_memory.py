@@ -23,8 +23,8 @@ class PassMemory:
     """Bytes that a pass takes on each device.
 
     Args:
-        settings: of the comparison.
-        rows: of the largest batch, at most.
+        settings: settings of the comparison.
+        rows: rows of the largest batch, at most.
         entries: of its attention matrices, for one head, at most.
         weights: bytes of each model's weights where they count: of the models themselves on a GPU, where only those are
             that a pass reads, and of untrained twins.

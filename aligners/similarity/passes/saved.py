@@ -47,7 +47,7 @@ class SavedPasses:
     """Where the figures of finished passes are kept. One process writes; the others ask it.
 
     Args:
-        folder: of its own, which is removed at the end.
+        folder: folder of its own, which is removed at the end.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -29,9 +29,9 @@ class Stream(NamedTuple):
     Attributes:
         name: value, null_0, null_1, ..., untrained, standardised, fit, with_far or without_far.
         measures: to be computed from it.
-        groups: of texts that are told apart, for a jackknife along matching layers; 1: they are not.
+        groups: groups of texts that are told apart, for a jackknife along matching layers; 1: they are not.
         split: the texts that it reads.
-        share: of a batch's texts by which the rows of Y are rolled to other texts; None: they are not.
+        share: share of a batch's texts by which the rows of Y are rolled to other texts; None: they are not.
     """
 
     name: str
@@ -83,7 +83,7 @@ def streams_of(
     Args:
         measures: to be computed.
         controls: whether there are controls.
-        groups: of texts that are told apart.
+        groups: groups of texts that are told apart.
         permutations: of the null.
         beside: with_far or without_far, the rows that stand beside those that count; None: there are none.
     """

@@ -35,12 +35,12 @@ class SpanSums:
     Args:
         stream: which.
         span: the layers.
-        settings: of the comparison.
+        settings: settings of the comparison.
 
     Attributes:
         shape: sizes of the model, with these layers.
-        moments: of states (`moments`) and of attention weights (`head_moments`): of all texts, then of each group that
-            is told apart.
+        moments: moments of states (`moments`) and of attention weights (`head_moments`): of all texts, then of each
+            group that is told apart.
         samples: rows by budget, (L, budget, d) float32.
     """
 
@@ -126,13 +126,13 @@ class TileSums:
         stream: which.
         tile: the layer pairs.
         sides: what is kept of the layers of X, and of Y.
-        settings: of the comparison.
+        settings: settings of the comparison.
 
     Attributes:
-        groups: of texts that are told apart; 1: they are not.
+        groups: groups of texts that are told apart; 1: they are not.
         moments: sums within and between the two models, of all texts; None without measures on moments.
         matched: those of each group, by matching layers.
-        parts: of each group, HSICs of batches, sums over pairs of heads, and moments of attention weights.
+        parts: parts of each group, HSICs of batches, sums over pairs of heads, and moments of attention weights.
         texts: ids of the texts of the samples' rows, group by group, by budget; once the pass has ended.
     """
 

@@ -117,7 +117,7 @@ def test_a_checkpoints_revisions_are_part_of_the_names() -> None:
 
 
 def test_options_of_a_later_version_are_named() -> None:
-    with pytest.raises(ValueError, match=r'some of its data options are unknown: .*"data.telepathy".*Update the package'):
+    with pytest.raises(ValueError, match=r'data options are unknown: .*"data.telepathy".*Update the package'):
         boring().use_data_of({"telepathy": True})
 
 

@@ -87,7 +87,7 @@ def test_what_can_be_stitched_is_not_refused() -> None:
         ({}, {}, {"routes": "backward"}, "`routes` to be one of all, different, forward, but got 'backward'"),
         (
             {}, {"architecture": "gpt2", "task": "causal"}, {"labels": None},
-            r"tiny-bert sees the whole text .* reveal to tiny-gpt2 the tokens that it should predict.*`allow_mixed` to true",
+            r"tiny-bert sees the whole text .* reveal to tiny-gpt2 the tokens that it.*`allow_mixed` to true",
         ),
     ],
 )  # fmt: skip
