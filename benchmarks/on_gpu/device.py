@@ -47,6 +47,13 @@ class Device:
         """What nvidia-smi calls the GPU."""
         return f"GPU-{torch.cuda.get_device_properties(self.name).uuid}"
 
+    @property
+    def tf32(self) -> bool:
+        """Whether it multiplies in TF32, as NVIDIA's GPUs of compute capability 8.0 or higher do."""
+        if torch.device(self.name).type != "cuda" or torch.version.cuda is None:
+            return False
+        return torch.cuda.get_device_capability(self.name) >= (8, 0)
+
     def describe(self) -> dict[str, object]:
         """What a result should say of the device and of the packages beside `machine`."""
         about: dict[str, object] = {

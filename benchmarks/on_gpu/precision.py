@@ -7,11 +7,12 @@ alone. A CPU has no TF32.
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from aligners.maps.matrices import Products, products_in
+from aligners.maps.matrices import products_in
 from aligners.models import FrozenModel
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.functional.cka import linear_cka
@@ -19,6 +20,7 @@ from benchmarks.harness import Figures, interleaved, ratio
 from benchmarks.on_gpu.device import Device
 from benchmarks.on_gpu.models import Reading, made, rounded, unlike
 
+Precision = Literal["float32", "tf32"]  # of products of float32 matrices
 READ_IN = ("float32", "tf32", "bfloat16")
 STATES = {"tf32": 1e-2, "bfloat16": 5e-2}  # the largest error that is not a defect
 CKA = {"float32": 1e-6, "tf32": 1e-4, "bfloat16": 1e-3}
@@ -31,11 +33,11 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     moments(figures, device, states, rounds)
 
 
-def within(products: Products, work: Callable[[], object]) -> Callable[[], None]:
+def within(precision: Precision, work: Callable[[], object]) -> Callable[[], None]:
     """The same work with products of this precision."""
 
     def run() -> None:
-        with products_in(products):
+        with products_in(precision):
             work()
 
     return run

@@ -9,16 +9,15 @@ TF32.
 import torch
 
 from aligners.maps.inn import INN
-from aligners.maps.matrices import Products
 from benchmarks.harness import Figures, interleaved, ratio
 from benchmarks.inn import products_of, step_of
 from benchmarks.on_gpu.device import Device
-from benchmarks.on_gpu.precision import within
+from benchmarks.on_gpu.precision import Precision, within
 
 SIZES = {1: (512, 2_432), 12: (512, 2_432), 48: (512, 2_432)}  # sites -> rows
 SMALL_SIZES = {1: (8,), 2: (16,)}
 BARS = {(1, 512): 2.0, (12, 2_432): 1.2}
-IN: tuple[Products, ...] = ("float32", "tf32")
+IN: tuple[Precision, ...] = ("float32", "tf32")
 FILLED = 0.9  # share of the free memory that a step may take
 
 
