@@ -131,7 +131,7 @@ class Architecture:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What `block`, called with these arguments, would return if its states were `states`."""
+        """Return what `block`, called with these arguments, would return if its states were `states`."""
         if self.returns is None:
             return states
         if self.beside is None:
@@ -139,7 +139,7 @@ class Architecture:
         return (states, *self.beside(block, args, kwargs))
 
     def settings_of(self, config: PreTrainedConfig) -> Any:
-        """The part of a config that describes the trunk: of a model of text and images, the language model's."""
+        """Return the part of a config that describes the trunk: of a model of text and images, the language model's."""
         if not self.settings:
             return config
         return getattr(config, self.settings)
@@ -226,7 +226,7 @@ def architecture_of(model_type: str) -> Architecture:
 def _position_bias(
     block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor | None, None]:
-    """T5's first block computes the position bias, from the length alone; the others pass it on."""
+    """Return the position bias that T5's first block computes from the length alone, and the others pass on."""
     states, _, bias = args[:3]
     attention = block.layer[0].SelfAttention
     if bias is None and attention.has_relative_attention_bias:
@@ -240,7 +240,7 @@ _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 
 
 def _entry(about: Mapping[str, Any]) -> Architecture:
-    """The architecture that a row of the table describes."""
+    """Make the architecture that a row of the table describes."""
     about = dict(about)
     for name in ("attention", "mlp"):
         if about.get(name):

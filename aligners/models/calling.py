@@ -70,7 +70,7 @@ class _Entry(NamedTuple):
     batch: int
 
     def ready(self, batch: int) -> bool:
-        """Whether they are of an earlier batch and on the host."""
+        """Whether the flags are of an earlier batch, and on the host."""
         if self.batch == batch:
             return False
         return self.copied is None or self.copied.query()
@@ -95,7 +95,7 @@ KEPT = {"use_cache", "use_mems"}
 
 
 class Layout:
-    """Turns a batch so that every text starts at position 0, or ends at the last, and states back.
+    """Turns a batch so that every text starts at position 0 or ends at the last one, and turns states back.
 
     It also moves the batch to the model's device, and results back to that of `input_ids`.
 
@@ -193,7 +193,7 @@ class Caller:
         return embeddings.weight.device
 
     def layout(self, inputs: Mapping[str, Tensor]) -> Layout:
-        """The layout that turns this batch as the model wants it, and its output back.
+        """Return the layout that turns this batch as the model needs it, and turns its output back.
 
         Raises:
             ValueError: an input is unknown.
@@ -208,7 +208,7 @@ class Caller:
     def arguments(
         self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Any]:
-        """The arguments for `part`, the trunk or the whole model."""
+        """Return the arguments for `part`, the trunk or the whole model."""
         arguments: dict[str, Any] = {}
         for name, value in inputs.items():
             if name in self._names:
@@ -224,7 +224,7 @@ class Caller:
     def logits(
         self, inputs: Mapping[str, Tensor], layout: Layout | None = None
     ) -> Tensor:
-        """The whole model: (B, C), or (B, T, V) for a head that answers every token, as the batch is laid out.
+        """Run the whole model: (B, C), or (B, T, V) for a head that answers every token, in the batch's layout.
 
         Args:
             inputs: the batch.
@@ -245,7 +245,7 @@ class Caller:
 
 
 def _parameters(part: nn.Module) -> set[str]:
-    """The names of the arguments that a module is called with."""
+    """Return the names of the arguments that a module is called with."""
     return set(inspect.signature(part.forward).parameters)
 
 

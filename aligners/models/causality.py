@@ -1,4 +1,4 @@
-"""Whether a position of a model sees those after it: asked of the model itself, not of its family or config."""
+"""Whether a position of a model sees those after it: tested on the model itself, not read from its config."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def is_causal(
     longest: int | None,
     tolerance: float,
 ) -> bool:
-    """Whether the last token of a text changes nothing before it.
+    """Tell whether a change of a text's last token changes nothing before it.
 
     The model reads a few random texts twice, the second time with other last tokens. In a causal model the states
     before them stay as they were, bit for bit, except that a mixture of experts, or quantised activations, may round
@@ -39,7 +39,7 @@ def is_causal(
 
 
 def rounding(dtype: torch.dtype, quantised: bool) -> float:
-    """How far rounding alone may move a feature, in deviations of it: √ε of the data type, at most `MOST`."""
+    """Return how far rounding alone may move a feature, in its deviations: √ε of the data type, at most `MOST`."""
     if quantised:
         return MOST
     precision = float(torch.finfo(dtype).eps)
@@ -47,7 +47,7 @@ def rounding(dtype: torch.dtype, quantised: bool) -> float:
 
 
 def movement(before: Tensor, after: Tensor) -> Tensor:
-    """How far the most moved position moved: the median of its features' movements, in deviations of each feature.
+    """Return how far the most moved position moved: the median over features, in deviations of each feature.
 
     Args:
         before: (B, T, d) states.
@@ -64,7 +64,7 @@ def movement(before: Tensor, after: Tensor) -> Tensor:
 
 
 def random_texts(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Two batches of token ids (B, T), which are the same on every machine, and equal but for their last column."""
+    """Make two batches of token ids (B, T), the same on every machine, which differ only in the last column."""
     count = len(tokens)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(count, (TEXTS, length), generator=generator)
@@ -77,7 +77,7 @@ def random_texts(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
 def ordinary_tokens(
     vocabulary: int, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> Tensor:
-    """Ids (V,) of the tokens that mean text: not padding, which models count positions by, nor ends or pictures."""
+    """Return ids (V,) of the tokens that mean text: no padding, by which positions count, no ends, no pictures."""
     special = _named_tokens(config)
     special |= _named_tokens(config.get_text_config())
     if tokenizer is not None:
@@ -87,7 +87,7 @@ def ordinary_tokens(
 
 
 def _named_tokens(config: PreTrainedConfig) -> set[int]:
-    """Ids that a config has a name for."""
+    """Return the ids that a config has a name for."""
     found = set()
     for name, value in vars(config).items():
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int):

@@ -53,14 +53,14 @@ def drawn(
 
 
 def _tensors(parts: Mapping[str, nn.Module]) -> Iterator[Tensor]:
-    """The parameters and buffers of all parts."""
+    """Yield the parameters and buffers of all parts."""
     for part in parts.values():
         yield from part.parameters()
         yield from part.buffers()
 
 
 def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The modules outside the base model, by path."""
+    """Return the modules outside the base model, by path."""
     parts = {}
     for name, part in model.named_children():
         if part is not model.base_model:
@@ -69,7 +69,7 @@ def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def pooler_of(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The module between the last state and the head, by path; empty if there is none."""
+    """Return the module between the last state and the head, by path; empty if there is none."""
     pooler = getattr(model.base_model, "pooler", None)
     if not isinstance(pooler, nn.Module):
         return {}
@@ -77,7 +77,7 @@ def pooler_of(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The modules that turn states at the last site into classes, by path: the pooler, and all outside the base model.
+    """Return the modules that turn states at the last site into classes, by path: the pooler and all outside the base.
 
     A final norm is not among them; it belongs to the body, as in the papers.
     """
@@ -86,7 +86,7 @@ def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 @contextmanager
 def with_head(model: PreTrainedModel, parts: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Within it, these parts replace the model's own at the same paths."""
+    """Context in which these parts replace the model's own at the same paths."""
     originals = {name: model.get_submodule(name) for name in parts}
     try:
         for name, part in parts.items():
@@ -168,7 +168,7 @@ def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
 def _classifier_config(
     config: PreTrainedConfig, n_labels: int, label_names: Sequence[str] | None
 ) -> PreTrainedConfig:
-    """The config of a base model under a new classification head.
+    """Return the config of a base model under a new classification head.
 
     Raises:
         ValueError: the family's classification head does not read its states.
@@ -192,7 +192,7 @@ def _classifier_config(
 
 
 def _missing_parts(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
-    """Paths of what a checkpoint does not provide: the head, and a pooler if it has none."""
+    """Return the paths of what a checkpoint lacks: the head, and the pooler if the model has one."""
     parts = list(outside(model))
     for pooler in pooler_of(model):
         if any(key.startswith(f"{pooler}.") for key in unfit):
@@ -233,7 +233,7 @@ KeptLayers = Literal["bottom", "top", "layers"]
 
 
 def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """A copy with the bottom `layers` blocks only, and a config that says so: to be trained, saved and loaded.
+    """Copy a model with its bottom `layers` blocks only, and a config that says so, to be trained, saved and loaded.
 
     What lies above the blocks (final norm, pooler, head) comes along unchanged. A shared block is run fewer times.
 
@@ -263,7 +263,7 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """The shape of each weight."""
+    """Return the shape of each weight."""
     return {name: weight.shape for name, weight in model.state_dict().items()}
 
 
@@ -334,7 +334,7 @@ def check_count(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
 
 
 def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Parameter]:
-    """The parameters that the state at `site` depends on, and all parameters of the blocks up to there.
+    """Return the parameters that the state at `site` depends on, and all parameters of the blocks up to there.
 
     Autograd finds them, because families keep relative positions and projections of embeddings in different places.
     """
@@ -349,12 +349,12 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen."""
+    """Return the parameters that are not frozen."""
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
 def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """The weights that `answer` depends on, by its graph."""
+    """Return the weights that `answer` depends on, according to its graph."""
     if not answer.requires_grad:
         return []
     total = answer.float().sum()

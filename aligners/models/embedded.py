@@ -37,7 +37,7 @@ SHIPPED = Path(__file__).with_name("shipped")
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """The folder of embedded models: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
+    """Return the folder of embedded models: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
     chosen = cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners"
     return Path(chosen).expanduser()
 
@@ -51,7 +51,7 @@ def embedded_model(
     cache: Path | None = None,
     progress: bool = True,
 ) -> Path:
-    """The folder of the model with this seed, trained now if neither the cache nor the package has it.
+    """Return the folder of the model with this seed; train it now if neither the cache nor the package has it.
 
     The weights follow from the arguments and the machine, or come with the package and are the same everywhere; the
     global random state is left alone. Seeds share the tokenizer, which is trained on the same texts. Several processes
@@ -107,7 +107,7 @@ def embedded_model(
 
 
 def _family(recipe: AnyRecipe, texts: list[str], labels: list[int]) -> str:
-    """The name of the folder of all seeds, by what decides their weights."""
+    """Return the name of the folder of all seeds, made from what decides their weights."""
     decides: list[Any] = [asdict(recipe), texts]
     if isinstance(recipe, Recipe):
         decides.append(labels)
@@ -119,7 +119,7 @@ def _family(recipe: AnyRecipe, texts: list[str], labels: list[int]) -> str:
 def _tokenizer(
     folder: Path, shipped: Path, recipe: AnyRecipe, texts: list[str]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, into which that of the package is copied, or one learned from the texts."""
+    """Make the tokenizer of a folder: a copy of the package's, or one learned from the texts."""
     if not folder.is_dir():
         with whole_folder(folder) as unfinished:
             tokenizer: PreTrainedTokenizerBase
@@ -132,13 +132,13 @@ def _tokenizer(
 
 
 def _shipped_model(folder: Path, seed: int) -> PreTrainedModel:
-    """A model that comes with the package, in full precision."""
+    """Load a model that comes with the package, in full precision."""
     with quiet(), alone(seed):
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def _announce(seed: int, recipe: AnyRecipe, texts: list[str]) -> str:
-    """Say that a model is trained, and return the name of the progress bar."""
+    """Announce that a model is trained, and return the name of the progress bar."""
     size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
     tell(f"Training the embedded model of seed {seed} ({size}), once: it is kept.")
     return f"Training seed {seed}"
@@ -159,7 +159,7 @@ def _check_labels(texts: list[str], labels: list[int]) -> None:
 
 @contextmanager
 def alone(seed: int) -> Iterator[None]:
-    """Within it, training is seeded and on one thread, and leaves the surrounding run as it was.
+    """Context in which training is seeded and on one thread, and the surrounding run is not affected.
 
     One thread, because more would hardly speed up so small a model, and the weights would depend on their number.
     """

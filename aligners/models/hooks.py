@@ -30,7 +30,7 @@ class Places(list[nn.Module]):
         self._calls = calls
 
     def numbering(self) -> Callable[[nn.Module], int]:
-        """A function to call once per call in one run: it returns whose output this is, 1..L, or 0 if incomplete."""
+        """Return a function to call at every call in one run, which returns the block, 1..L, or 0 if incomplete."""
         incomplete = [0] * (self._calls - 1)
         waiting: dict[nn.Module, list[int]] = {}
         for number, module in enumerate(self, start=1):
@@ -76,13 +76,13 @@ class Blocks(Places):
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
-    """The part of a `transformers` model that runs its blocks."""
+    """Return the part of a `transformers` model that runs its blocks."""
     architecture = architecture_of(model.config.model_type)
     return model.base_model.get_submodule(architecture.trunk)
 
 
 def reserved_positions(model: PreTrainedModel) -> int:
-    """How many of a model's positions no token has: some number them from one past the padding index of their table."""
+    """Return how many positions no token has: some models number positions from one past the padding index."""
     for name, module in trunk_of(model).named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             if module.padding_idx is None:
@@ -113,11 +113,11 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
 
 
 class _Reached(Exception):
-    """Leaves the forward pass once the deepest requested site was read; not an error."""
+    """Raised to leave the forward pass once the deepest requested site was read; not an error."""
 
 
 class _Injected(nn.Module):
-    """Stands in for a block that is not run, or not yet, and answers with the injected states.
+    """Stands in for a block that does not run, and returns the injected states.
 
     The block itself answers everything else that the model's loop asks of it. This is a stand-in and not an overridden
     `forward`, so that hooks on a block that is not run do not fire.
@@ -182,7 +182,7 @@ def read(
 def inject(
     places: Places, architecture: Architecture, site: int, states: Tensor
 ) -> Iterator[None]:
-    """Within it, one run of the model uses `states` at `site`.
+    """Context in which one run of the model uses `states` at `site`.
 
     Of blocks, all up to `site` are skipped. A sub-layer is run all the same: what it answers is needed for nothing
     else, and `states` take its shape, data type and device.
@@ -212,7 +212,7 @@ def inject(
 def change(
     model: nn.Module, places: Blocks, site: int, changed: Changed
 ) -> Iterator[None]:
-    """Within it, every run of a model goes on from `changed(states, arguments)` at `site`. All blocks are run.
+    """Context in which every run of a model continues from `changed(states, arguments)` at `site`. All blocks run.
 
     That fills the cache of every block, as generation requires. `changed` is given the states at the site, and the
     arguments by name with which the model was called. If it runs the model itself, nothing is changed in that run. No
@@ -241,7 +241,7 @@ def change(
 def _exchanging(
     places: Places, site: int, changed: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
-    """Within it, the model goes on from `changed(states)` at `site`; of a module, in its own shape, type and device."""
+    """Context in which the model continues from `changed(states)` at `site`, in the module's shape, type and device."""
     number = places.numbering()
 
     def before(block: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
@@ -275,14 +275,14 @@ def _before(block: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
 
 
 def _received(args: Args, kwargs: Kwargs) -> Tensor:
-    """The states that a block is called with."""
+    """Return the states that a block is called with."""
     if args:
         return args[0]
     return kwargs["hidden_states"]
 
 
 def _answered(output: Any) -> Tensor:
-    """The states that a module answers with, alone or first of several."""
+    """Return the states that a module returns, alone or first of several outputs."""
     if isinstance(output, (tuple, list)):
         return output[0]
     return output

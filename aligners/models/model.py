@@ -1,4 +1,4 @@
-"""A pretrained model that never trains: its sites, its front up to one, its tail from one."""
+"""A pretrained model that never trains: its sites, its front up to a site, its tail from a site."""
 
 import copy
 import hashlib
@@ -151,7 +151,7 @@ class FrozenModel:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether a position sees only those before it; the model is asked once, at first use."""
+        """Whether a position sees only those before it; tested once, on first use."""
         embeddings: Any = self.model.get_input_embeddings()
         tokens = ordinary_tokens(len(embeddings.weight), self.config, self.tokenizer)
         tolerance = rounding(self.dtype, self.quantised is not None)
@@ -159,7 +159,7 @@ class FrozenModel:
 
     @property
     def unasked(self) -> str | None:
-        """Why its head is not asked, as the end of a sentence that begins with the model's name; None: it has none."""
+        """Why the head cannot be used, as the end of a sentence that begins with the model's name; None: it can."""
         if self._head == "classification":
             return _not_scored(self.config)
         if self._head == "causal" and not self.causal:
@@ -171,19 +171,19 @@ class FrozenModel:
 
     @property
     def no_task(self) -> str:
-        """Why there is no task, as the end of such a sentence."""
+        """Why the model has no task, as the end of a sentence that begins with its name."""
         if self.unasked:
             return self.unasked
         return "has no classification head and none for language modelling"
 
     @property
     def task(self) -> Task | None:
-        """What the head answers; None where it is not asked."""
+        """What the head predicts; None if it cannot be used."""
         return None if self.unasked else self._head
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
+        """Blocks, width of the states, heads, width of a head, and how much of it rotates with the position."""
         settings = self.architecture.settings_of(self.config)
         head_width = getattr(settings, "head_dim", None)
         if not head_width:
@@ -242,7 +242,7 @@ class FrozenModel:
         return digest.hexdigest()
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint records of a model: all that decides what it computes, and what it is called.
+        """What a checkpoint records of a model: all that decides what it computes, and its name.
 
         Returns:
             Its name, revision and fingerprint; `settings` of its config; `attention`, the implementation, which rounds;
@@ -258,7 +258,7 @@ class FrozenModel:
         }
 
     def logits(self, inputs: Inputs) -> Tensor:
-        """The whole model: (B, C), or (B, T, V) for a language modelling head.
+        """Run the whole model: (B, C), or (B, T, V) for a language modelling head.
 
         Raises:
             ValueError: if the model has no head, or an input that it does not know.
@@ -269,7 +269,7 @@ class FrozenModel:
     def front(
         self, inputs: Inputs, sites: Sequence[int], component: Component = "residual"
     ) -> list[Tensor]:
-        """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
+        """Return the states at `sites`, each (B, T, d), in the given order. Nothing above the deepest site is run.
 
         Raises:
             ValueError: if a site is outside 0..L (1..L of a sub-layer), an input is unknown to the model, or the
@@ -286,7 +286,7 @@ class FrozenModel:
         sites: Sequence[int] = (),
         component: Component = "residual",
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The attention weights of all blocks, and the states at `sites`, in one forward pass.
+        """Return the attention weights of all blocks, and the states at `sites`, from one forward pass.
 
         `transformers` records the weights with hooks of its own, which stay in the model after the first use,
         as they do after any `output_attentions=True`; they do nothing otherwise.
@@ -319,7 +319,7 @@ class FrozenModel:
     def _run_trunk(
         self, inputs: Inputs, sites: Sequence[int], component: Component, **options: Any
     ) -> tuple[list[Tensor], list[Any], Layout]:
-        """Run the trunk: the states at `sites`, its one output, and the layout of the batch.
+        """Run the trunk; return the states at `sites`, its output, and the layout of the batch.
 
         Without options nothing above the deepest site is run, and there is no output.
         """
@@ -341,7 +341,7 @@ class FrozenModel:
         return [states[site] for site in sites], outputs, layout
 
     def untrained(self, seed: int) -> "FrozenModel":
-        """The same model before any training: its config, with fresh weights drawn from `seed`.
+        """Return the same model before any training: its config, with fresh weights drawn from `seed`.
 
         They are drawn by the model's own recipe, on the CPU, so that they are the same on every device. The global
         random state is left alone. Data type, attention implementation, device and tokenizer are this model's.
@@ -364,7 +364,7 @@ class FrozenModel:
         states: Tensor,
         component: Component = "residual",
     ) -> Tensor:
-        """The logits, as of the whole model, with `states` (B, T, d), from any device, at `site`.
+        """Return the logits of the whole model with `states` (B, T, d), on any device, at `site`.
 
         Of the residual stream, no block up to `site` is run. A sub-layer adds to a stream: there the model is run
         from the text, with that one output replaced and nothing else changed. Gradients flow from the logits to
@@ -395,7 +395,7 @@ class FrozenModel:
     def tail_through(
         self, inputs: Inputs, site: int, states: Tensor, later: int
     ) -> tuple[Tensor, Tensor]:
-        """The logits, as from `tail`, and the states (B, T, d) at a `later` site on the way to them.
+        """Return the logits, as from `tail`, and the states (B, T, d) at a `later` site on the way.
 
         Raises:
             ValueError: as in `tail`.
@@ -462,7 +462,7 @@ class FrozenModel:
 
     @contextmanager
     def fresh_head(self, seed: int) -> Iterator[None]:
-        """Within it, the classification head is a freshly initialised one, drawn from `seed`.
+        """Context in which the classification head is freshly initialised, drawn from `seed`.
 
         The head is what lies outside the base model; it is drawn by the model's own recipe, on the CPU, so
         that it is the same on every device. No other random number is affected.
@@ -481,13 +481,13 @@ class FrozenModel:
 
     @torch.no_grad()
     def _last_states(self, ids: Tensor) -> Tensor:
-        """The states (B, T, d) at the last site, of token ids (B, T)."""
+        """Return the states (B, T, d) at the last site, for token ids (B, T)."""
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         (states,) = self.front(inputs, [self.depth])
         return states
 
     def _places(self, component: Component) -> Places:
-        """The modules at which a component is read and injected."""
+        """Return the modules at which a component is read and injected."""
         if component == "residual":
             return self.blocks
         layer = self.architecture.sub_layer(component, self.model.config)
@@ -508,7 +508,7 @@ class FrozenModel:
             )
 
     def _outward(self, states: Tensor, inputs: Inputs, layout: Layout) -> Tensor:
-        """States as blocks answer for a batch, whose axes may be flattened -> (B, T, d) as the caller has it."""
+        """Turn blocks' states for a batch, whose axes may be flattened, into (B, T, d) in the caller's order."""
         texts, tokens = inputs["input_ids"].shape
         if self.architecture.sequence_first:
             states = states.reshape(tokens, texts, -1).transpose(0, 1)
@@ -529,7 +529,7 @@ class FrozenModel:
 
 
 def quantisation(config: PreTrainedConfig) -> str | None:
-    """The method by which the weights of a model are quantised; None: they are not."""
+    """Return the method by which a model's weights are quantised; None: they are not."""
     quantised: Any = getattr(config, "quantization_config", None)
     if quantised is None:
         return None
@@ -541,7 +541,7 @@ def quantisation(config: PreTrainedConfig) -> str | None:
 
 
 def _not_scored(config: PreTrainedConfig) -> str | None:
-    """Why the answers of a classification head are not scored, by the `problem_type` of its config; None: they are."""
+    """Return why a classification head's answers cannot be scored, by its `problem_type`; None: they can."""
     outputs = len(config.id2label or {})
     if config.problem_type == "multi_label_classification":
         return (
@@ -554,7 +554,7 @@ def _not_scored(config: PreTrainedConfig) -> str | None:
 
 
 def _parts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:
-    """A weight and its name, or the tensors that a quantised one is made of, and theirs."""
+    """Yield a weight and its name, or the tensors and names that a quantised weight consists of."""
     if not hasattr(weight, "__tensor_flatten__"):
         yield name, weight
         return
@@ -563,7 +563,7 @@ def _parts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_autocast(device: str) -> bool:
-    """Whether autocast is on for a kind of device, and is known there."""
+    """Tell whether autocast is on for a kind of device, and known there."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 

@@ -1,4 +1,4 @@
-"""Which model a model is: its weights, and what else decides what it computes from a text; code that was not run."""
+"""The identity of a model: its weights, and what else decides what it computes; cautions on code that was not run."""
 
 import inspect
 import json
@@ -62,18 +62,18 @@ DECIDING = ("fingerprint", "settings", "code")
 
 
 def deciding(identity: Identity) -> dict[str, Any]:
-    """The part of an identity that decides what the model computes."""
+    """Return the part of an identity that decides what the model computes."""
     return {name: identity[name] for name in DECIDING if name in identity}
 
 
 def settings_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """What a config says that its model's states depend on, as JSON gives it back."""
+    """Return the settings of a config that its model's states depend on, as JSON stores them."""
     settings = _without_names(config.to_dict())
     return json.loads(json.dumps(settings, sort_keys=True, default=str))
 
 
 def code_of(model: PreTrainedModel) -> str | None:
-    """A hash of the code of a model that is not of transformers; None: it is, or its code is not there."""
+    """Hash the code of a model that is not of transformers; None if it is, or if its code is missing."""
     module = inspect.getmodule(type(model))
     if module is None or module.__name__.startswith("transformers."):
         return None
@@ -85,18 +85,18 @@ def code_of(model: PreTrainedModel) -> str | None:
 
 
 def implementation_of(model: PreTrainedModel) -> str | None:
-    """The implementation of attention that a model uses, such as `sdpa`."""
+    """Return the implementation of attention that a model uses, such as `sdpa`."""
     config: Any = model.base_model.config
     return config._attn_implementation
 
 
 def preferred_implementation(model: PreTrainedModel) -> str:
-    """The implementation of attention that transformers chooses for a model where nothing is said."""
+    """Return the implementation of attention that transformers chooses for a model by default."""
     return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
 
 
 def differing(then: Identity, now: Identity) -> list[str]:
-    """What differs between two models, as far as both identities say it: empty where they are one.
+    """Return what differs between two models, as far as both identities record it; empty if they are the same.
 
     Names and revisions may differ, as those of a folder that has moved; attention implementations round differently.
     """
@@ -109,7 +109,7 @@ def differing(then: Identity, now: Identity) -> list[str]:
 
 
 def listed_change(then: Identity, now: Identity) -> str:
-    """Say which model was there and which is now, by name, weights, and what else has changed."""
+    """Describe a change of model, by name, weights, and whatever else has changed."""
     said = f"{_named(then)} and is {_named(now)}"
     if then["fingerprint"] != now["fingerprint"]:
         return said
@@ -133,7 +133,7 @@ def same_models(some: Sequence[Identity], others: Sequence[Identity]) -> bool:
 
 
 def _without_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config, and the configs in it, without what no state depends on."""
+    """Return a config, with the configs in it, without entries that no state depends on."""
     kept = {}
     for name, value in config.items():
         if name in BESIDE or "drop" in name:  # dropout is off
@@ -143,7 +143,7 @@ def _without_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(then: Any, now: Any, name: str) -> list[str]:
-    """The settings that differ, of those that both have: other versions of transformers know others."""
+    """Return the settings that differ, among those that both have: other versions of transformers know others."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         changed = []
         for key in then:
@@ -158,7 +158,7 @@ def _changed(then: Any, now: Any, name: str) -> list[str]:
 def code_not_run(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> list[str]:
-    """Cautions about classes that the files of a model name for what was loaded, where others were loaded instead.
+    """Return cautions about classes that a model's files name, where other classes were loaded instead.
 
     Args:
         model: as it was loaded.
@@ -189,7 +189,7 @@ def code_not_run(
 
 
 def _missed(what: str, code: Any, loaded: object) -> list[str]:
-    """Say which class an entry of `auto_map`, perhaps of a slow and a fast one, names where another was loaded."""
+    """Say which class an entry of `auto_map`, perhaps for a slow and a fast one, names where another was loaded."""
     if isinstance(code, (list, tuple)):
         code = next(filter(None, reversed(code)), None)
     if code is None or loaded is None or _is_own(loaded):
@@ -199,6 +199,6 @@ def _missed(what: str, code: Any, loaded: object) -> list[str]:
 
 
 def _is_own(loaded: object) -> bool:
-    """Whether the class of an object, or one that it builds on, is such code."""
+    """Tell whether an object's class, or one that it builds on, is such code."""
     packages = {kind.__module__.partition(".")[0] for kind in type(loaded).__mro__}
     return DYNAMIC in packages

@@ -282,7 +282,7 @@ class GPTRecipe(LanguageRecipe):
 
     @property
     def folder(self) -> str:
-        """How the name of its folder begins."""
+        """The beginning of its folder's name."""
         return f"gpt2-{self.activation}"
 
     def tokenizer(self, texts: list[str]) -> PreTrainedTokenizerBase:
@@ -367,12 +367,12 @@ AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
 def classified(
     model: transformers.BertForSequenceClassification, batch: Batch
 ) -> Tensor:
-    """Mean cross-entropy of the classes."""
+    """Return the mean cross-entropy of the classes."""
     return model(**batch).loss
 
 
 def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the next tokens."""
+    """Return the mean cross-entropy of the next tokens."""
     logits = model(**batch, use_cache=False).logits[:, :-1]
     next_ids = batch["input_ids"][:, 1:]
     return cross_entropy(logits.flatten(0, 1), next_ids.flatten())
@@ -383,7 +383,7 @@ def masked_tokens(
     batch: Batch,
     attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
+    """Return the mean cross-entropy of the masked tokens. Running the head on these only saves a third of the time."""
     masked = batch["labels"] != -100
     output = model.bert(input_ids=batch["input_ids"], attention_mask=attention_mask)
     logits = model.cls(output.last_hidden_state[masked])
@@ -396,14 +396,14 @@ def masked_and_padded(model: transformers.BertForMaskedLM, batch: Batch) -> Tens
 
 
 def _stacked(rows: list[Tensor]) -> Batch:
-    """Rows of token ids as one batch."""
+    """Stack rows of token ids into a batch."""
     return {"input_ids": torch.stack(rows)}
 
 
 def _masking(
     tokenizer: PreTrainedTokenizerBase, share: float, seed: int
 ) -> Callable[[list[Any]], Batch]:
-    """A function that pads rows of token ids to a batch and masks it, the same for every process."""
+    """Return a function that pads rows of token ids to a batch and masks it, the same for every process."""
     mask = transformers.DataCollatorForLanguageModeling(
         tokenizer, mlm_probability=share, seed=seed
     )
@@ -413,7 +413,7 @@ def _masking(
 
 
 def _first(texts: list[str]) -> list[str]:
-    """The first texts, up to the one with which they reach `TOKENIZER_CHARACTERS` together."""
+    """Return the first texts that together reach `TOKENIZER_CHARACTERS`."""
     characters = 0
     for number, text in enumerate(texts, start=1):
         characters += len(text)
@@ -435,7 +435,7 @@ EMBEDDED = tuple(f"{kind}:" for kind in _KINDS)  # for `startswith`
 
 
 def embedded_recipe(name: str) -> tuple[int, AnyRecipe]:
-    """Seed and recipe of an embedded model, from its name.
+    """Return seed and recipe of an embedded model, given its name.
 
     `embedded:SEED` is a classifier, `embedded-gpt:SEED` a causal language model, `embedded-mlm:SEED` a masked one,
     `embedded-sentences:SEED` a masked one that reads text by text. `embedded:SEED:layers=6,width=96` departs from the
@@ -468,7 +468,7 @@ def embedded_recipe(name: str) -> tuple[int, AnyRecipe]:
 
 
 def _fields(written: str, defaults: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields that a name sets, in the type of their defaults; None if they cannot be read."""
+    """Return the fields that a name sets, in the types of their defaults; None if they cannot be read."""
     fields: dict[str, Any] = {}
     for entry in written.split(","):
         field, _, value = entry.strip().partition("=")
@@ -482,7 +482,7 @@ def _fields(written: str, defaults: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def recipe_in_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The data options of an earlier version, with its `recipe` of embedded classifiers said in their names."""
+    """Convert an earlier version's data options, moving its `recipe` of embedded classifiers into their names."""
     options = dict(options)
     recipe = options.pop("recipe", None) or {}
     usual = asdict(Recipe())
@@ -499,7 +499,7 @@ def recipe_in_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_with(name: str, changed: Mapping[str, Any]) -> str:
-    """The name of an embedded classifier with further fields, unless it has them; other names as they are."""
+    """Add fields to the name of an embedded classifier, unless it has them; return other names unchanged."""
     if not changed or not str(name).startswith("embedded:"):
         return name
     prefix, seed, *entries = name.split(":")

@@ -32,7 +32,7 @@ ATTENTION = ("heads", "head_moments")  # the families that need attention weight
 
 
 class Measure(NamedTuple):
-    """How a measure is computed from what an arm has kept.
+    """How a measure is computed from what a comparison has summed up.
 
     Attributes:
         name: in reports and on the command line.
@@ -67,7 +67,7 @@ def register(measure: Measure) -> None:
 
 
 def catalogue(share: float = 0.99) -> dict[str, Measure]:
-    """All measures.
+    """Return all measures.
 
     Args:
         share: share of the variance that SVCCA and PWCCA keep.
@@ -77,7 +77,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
 
 
 def _of_states(share: float) -> list[Measure]:
-    """The measures of states, in the order of reports."""
+    """Return the measures of states, in the order of reports."""
     mean = Correlations.mean
     square = Correlations.mean_square
     weighted = Correlations.weighted
@@ -102,7 +102,7 @@ def _of_states(share: float) -> list[Measure]:
 
 
 def _of_attention(share: float) -> list[Measure]:
-    """The measures of attention weights, in the order of reports."""
+    """Return the measures of attention weights, in the order of reports."""
     mean = Correlations.mean
     weighted = Correlations.weighted
     measures = []
@@ -122,12 +122,12 @@ def _of_attention(share: float) -> list[Measure]:
 
 
 def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A measure that shares nothing with others: a formula of the moments."""
+    """Make a measure that shares nothing with others: a formula of the moments."""
     return lambda shared: formula(shared.moments)
 
 
 def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A formula of a sample of rows."""
+    """Make a measure from a formula of a sample of rows."""
     return lambda sample: formula(sample.x, sample.y)
 
 
@@ -138,7 +138,7 @@ def _correlated(
     share: float = 1.0,
     standardised: bool = False,
 ) -> Measure:
-    """An average of canonical correlations, which measures share."""
+    """Make an average of canonical correlations, which measures share."""
     weighted = average == Correlations.weighted
 
     def compute(shared: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
@@ -160,14 +160,14 @@ def _correlated(
         whitened=(share, standardised),
     )
     if average == Correlations.mean_square:
-        return measure  # of which there is no held-out value
+        return measure  # these have no held-out value
     return measure._replace(held_out=compute)
 
 
 def _regression(
     name: str, formula: Callable[..., Tensor], held_out: Callable[..., Tensor]
 ) -> Measure:
-    """A regression on all of Y, whose whitening measures share."""
+    """Make a regression on all of Y, whose whitening measures share."""
 
     def compute(shared: SharedMoments) -> Tensor:
         return formula(shared.moments, white_y=shared.white_y)
@@ -191,7 +191,7 @@ ON_REQUEST = ("r2_cca", "r2_svcca", "svcca_standardised", "pwcca_standardised")
 
 
 def _default() -> tuple[str, ...]:
-    """The measures of moments, and RSA, but those on request."""
+    """Return the measures of moments, and RSA, except those on request."""
     names = []
     for name, measure in catalogue().items():
         usual = measure.family == "moments" or name == "rsa"

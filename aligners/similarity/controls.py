@@ -49,14 +49,14 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
 
 
 def rolled_by(share: float, texts: int) -> int:
-    """How many of so many texts to roll by: at least one, and not all."""
+    """Return by how many of so many texts to roll: at least one, and not all."""
     shift = round(share * texts)
     shift = max(shift, 1)
     return min(shift, texts - 1)
 
 
 def cropped(weights: Tensor, words: Tensor) -> Tensor:
-    """Attention between the first `words` (B,) words of each text, rows again distributions: (L, H, B, W, W).
+    """Return attention between the first `words` (B,) words of each text, rows normalised again: (L, H, B, W, W).
 
     Matrices of different texts can then be compared: the null of attention.
     """
@@ -76,8 +76,8 @@ def jackknife_interval(
 ) -> tuple[Tensor, Tensor]:
     """Return the interval from estimates that each leave out one group of texts: estimate ± t · standard error.
 
-    A bootstrap is not used: texts that are drawn twice add similarity that is not there, so that its intervals lie
-    beside the truth (measured in `benchmarks/intervals.py`).
+    A bootstrap is not used: texts that are drawn twice add spurious similarity, so its intervals miss the true value
+    (measured in `benchmarks/intervals.py`).
 
     Args:
         estimate: (...) from all texts.
@@ -146,19 +146,19 @@ class Sample(NamedTuple):
         return type(self)(x, y, text)
 
     def pair(self, i: int, j: int) -> Self:
-        """The rows of one layer of X and one of Y, by index."""
+        """Return the rows of one layer of X and one of Y, by index."""
         x = self.x[i : i + 1]
         y = self.y[j : j + 1]
         return type(self)(x, y, self.text)
 
 
 class Draw:
-    """Which rows of a stream are in its sample: the same of all models, whatever the batches and the ranks.
+    """The rows of a stream that are in its sample: the same for all models, batches and numbers of ranks.
 
     Args:
-        budget: the most rows.
+        budget: largest number of rows.
         seed: each seed gives another sample.
-        device: where the rows are.
+        device: device of the rows.
 
     Attributes:
         key: key of the rows in the sample, (budget,), `FREE` where a place is free.
@@ -215,7 +215,7 @@ class Draw:
         self.text = text[self.order]
 
     def collect(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks in that order, (L, k, d), in the memory of this rank's rows (L, budget, d)."""
+        """Collect the rows of all ranks in that order, (L, k, d), in the memory of this rank's rows (L, budget, d)."""
         budget = len(self.key)
         count = len(self.order)
         rank = self.order // budget
@@ -229,7 +229,7 @@ class Draw:
 
 
 def _smallest(key: Tensor, budget: int) -> Tensor:
-    """The places of the `budget` smallest keys, each once, in order; fewer where fewer are taken."""
+    """Return the places of the `budget` smallest keys, each once, in order; fewer if there are fewer."""
     key, order = key.sort(stable=True)
     first = key < FREE
     # a row may come twice, from two ranks or from a sampler that evens them out

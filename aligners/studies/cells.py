@@ -43,7 +43,7 @@ class Kind:
     alone: bool = False
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
-        """The options of a cell that name neither models nor cells."""
+        """Return the options of a cell that name neither models nor cells."""
         rest = dict(options)
         for name in self.apart:
             rest.pop(name, None)
@@ -99,17 +99,17 @@ class Cell:
 
     @property
     def stage(self) -> Stage | None:
-        """The stage of the models; None if they differ in it."""
+        """The stage of the models; None if they differ in stage."""
         stages = {model.stage for model in self.models}
         return stages.pop() if len(stages) == 1 else None
 
     @property
     def folder(self) -> str:
-        """Below the study's folder."""
+        """The folder, below the study's folder."""
         return f"cells/{self.id}"
 
     def said(self) -> str:
-        """What it is, in a few words."""
+        """A description in a few words."""
         names = [model.name for model in self.models]
         listed = " – ".join(names)
         if len(names) > 3:
@@ -118,7 +118,7 @@ class Cell:
 
 
 def naming(kind: str, models: Sequence[Instance]) -> Options:
-    """The data options that name the models of a cell."""
+    """Return the data options that name the models of a cell."""
     names = KINDS[kind].names
     paths = [model.path for model in models]
     if names == PAIR:
@@ -136,7 +136,7 @@ def naming(kind: str, models: Sequence[Instance]) -> Options:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
-    """Nested options, the second taking precedence.
+    """Merge nested options; the second ones take precedence.
 
     Options with a `class_path`, and those of a text with another `source`, are replaced as a whole.
     """
@@ -186,7 +186,7 @@ GUESS = Size(layers=12, width=768, vocabulary=30522, known=False)
 
 
 def size_of(name: str, data: Mapping[str, Any]) -> Size:
-    """The size of a model.
+    """Return the size of a model.
 
     Args:
         name: Hub id, folder, or embedded model.
@@ -226,7 +226,7 @@ def _embedded_size(name: str) -> Size:
 
 
 def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:
-    """The sizes of a cell's models; a fine-tuned model has a classifier's head.
+    """Return the sizes of a cell's models; a fine-tuned model has a classifier's head.
 
     Args:
         cell: the cell.

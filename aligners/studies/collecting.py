@@ -83,7 +83,7 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
 
 
 def _rows(folder: StudyFolder) -> Iterator[tuple[str, Row]]:
-    """The rows of all finished cells, each with the name of its table."""
+    """Yield the rows of all finished cells, each with the name of its table."""
     groups = Models(**folder.study["models"])
     for number in folder.cells:
         cell = folder.described(number)
@@ -99,7 +99,7 @@ def _rows(folder: StudyFolder) -> Iterator[tuple[str, Row]]:
 
 
 def _described(row: Row, meta: Row, about: Row) -> Row:
-    """A row of a cell's report, after what it is about, as the study file names it.
+    """Add to a row of a cell's report the columns on what it is about, in the study file's names.
 
     Args:
         row: row of the report.
@@ -121,7 +121,7 @@ def _described(row: Row, meta: Row, about: Row) -> Row:
 
 
 class _About:
-    """The columns that say which cell and which models a row is about.
+    """The columns that say which cell and which models a row belongs to.
 
     Args:
         cell: what the cell is.
@@ -145,7 +145,7 @@ class _About:
         return self._known[key]
 
     def _columns(self, paths: Row) -> Row:
-        """The columns for rows of these models, or of this one, by the ends of their columns' names."""
+        """Return the columns for rows of these models, or of this one, by the endings of their names."""
         models = {}
         stages = set()
         for side, path in paths.items():
@@ -171,7 +171,7 @@ class _About:
         return columns
 
     def _model(self, side: str, path: str | None) -> Row:
-        """A row's model: by default the cell's first, but no second one; empty: none."""
+        """Return a row's model: by default the cell's first for X, and none for Y; empty: none."""
         if path:
             return self._models.get(path, {"name": path, "stage": None})
         if side == "_y":
@@ -180,7 +180,7 @@ class _About:
 
 
 class _Table:
-    """A table that is kept in parts until all of its columns and their types are known: those of all rows together.
+    """A table that is kept in parts until its columns and their types are known, as decided by all rows.
 
     Args:
         folder: folder of the parts.
@@ -249,14 +249,14 @@ class _Table:
         return parquet
 
     def _parts(self, kinds: Row) -> Iterator[pd.DataFrame]:
-        """The parts, each with all columns."""
+        """Yield the parts, each with all columns."""
         for file in sorted(self._folder.iterdir()):
             part = pq.read_table(file).to_pandas()
             whole = part.reindex(columns=[*kinds])
             yield whole.astype(kinds)
 
     def _types(self) -> tuple[Row, pa.Schema]:
-        """The types of the columns in pandas and in Parquet."""
+        """Return the types of the columns in pandas and in Parquet."""
         sample = pd.concat(self._samples, ignore_index=True)
         sample = sample.reindex(columns=[*self._columns])
         kinds = sample.dtypes.to_dict()

@@ -37,14 +37,14 @@ RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a jo
 
 
 def cpu_cores() -> int:
-    """How many CPU cores this process may use; on macOS, which does not say, those of the machine."""
+    """Return how many CPU cores this process may use; on macOS, which does not say, all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Processes(Executor):
-    """Processes of this machine, each a pool of one: if one is killed, the others go on.
+    """Processes of this machine, each a pool of one: if one is killed, the others continue.
 
     Args:
         workers: number of processes.
@@ -97,7 +97,7 @@ class Processes(Executor):
 
 
 def visible_gpus(count: int) -> list[str]:
-    """The GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs or parts.
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: by number or by UUID.
 
     Args:
         count: how many CUDA counts. Of the parts of a GPU (MIG) it counts one, however many are visible.
@@ -114,7 +114,7 @@ def visible_gpus(count: int) -> list[str]:
 
 
 def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
-    """The GPUs that each process sees, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs that each process sees, as CUDA_VISIBLE_DEVICES names them.
 
     Args:
         gpus: all.
@@ -134,7 +134,7 @@ def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
 
 
 def _begin_worker(gpu: str | None, threads: int) -> None:
-    """Prepare a new process: its GPU, its threads, and that it ends with the one that started it."""
+    """Prepare a new process: set its GPU and threads, and make it end with the process that started it."""
     if gpu is not None:
         os.environ[VISIBLE] = gpu
     os.environ[THREADS] = str(threads)  # torch is not imported yet
@@ -246,7 +246,7 @@ class RayTasks(Executor):
 
 
 def let_jobs_import() -> None:
-    """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
+    """Add the folder of this code to $PYTHONPATH, which jobs inherit: they may start in another folder."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = [CODE]
     for folder in known:

@@ -30,13 +30,13 @@ NO_MAPS: Maps = (None, {})
 
 
 class Commands(Protocol):
-    """What the commands say of their options."""
+    """Describes the options of commands."""
 
     def accepts(self, kind: str, option: str) -> bool:
-        """Whether a command has an option, by its dotted name."""
+        """Tell whether a command has an option, by its dotted name."""
 
     def resolve(self, kind: str, options: Options) -> Options:
-        """The options that decide a command's result, by their dotted names, defaults filled in.
+        """Return the options that decide a command's result, by their dotted names, defaults filled in.
 
         Raises:
             ValueError: the command does not take these options.
@@ -70,7 +70,7 @@ def expand(study: Study, commands: Commands) -> list[Cell]:
 
 
 class _Cells:
-    """The cells that have been found so far, and how a cell is made.
+    """The cells found so far, and how a cell is made.
 
     Args:
         study: the study.
@@ -122,7 +122,7 @@ class _Cells:
         return self.found.setdefault(number, cell)
 
     def resolve(self, kind: str, options: Options) -> Options:
-        """The options that decide the result, but for those that name models."""
+        """Return the options that decide the result, except those that name models."""
         about = KINDS[kind]
         unnamed = about.unnamed(options)
         resolved = dict(self.commands.resolve(kind, unnamed))
@@ -135,7 +135,7 @@ class _Cells:
     def options(
         self, kind: str, task: str | None, after: Cell | None = None
     ) -> Options:
-        """The options that all cells of a kind and a task share."""
+        """Return the options that all cells of a kind and a task share."""
         study = self.study
         options: Options = {"data": {}}
         if task is not None:
@@ -156,7 +156,7 @@ class _Cells:
         return options
 
     def _shared_data(self, kind: str, data: Options, after: Cell | None) -> Options:
-        """The data options that a kind of cell has, but for those that come with the maps of another cell."""
+        """Return the data options of a kind of cell, except those that come with the maps of another cell."""
         accepts = self.commands.accepts
         shared = {}
         for name, value in data.items():
@@ -169,7 +169,7 @@ class _Cells:
         return shared
 
     def _of_studies(self, kind: str) -> Options:
-        """The options of a command that are the same for all cells of a study."""
+        """Return the options of a command that are the same for all cells of a study."""
         accepts = self.commands.accepts
         store = self.study.store
         if store == "own":
@@ -186,7 +186,7 @@ class _Cells:
     # ------------------------------------------------------------------ models
 
     def model(self, model: Model, stage: Stage, task: str) -> Instance:
-        """A model at a stage, with the cell that makes it."""
+        """Return a model at a stage, with the cell that makes it."""
         if stage == "pretrained":
             return Instance(model.name, stage, model.base)
         key = model, stage, task
@@ -196,7 +196,7 @@ class _Cells:
         return self._models[key]
 
     def _finetuned(self, model: Model, task: str) -> Instance:
-        """A fine-tuned model. Each variant is a cell of its own, and other cells need the first."""
+        """Return a fine-tuned model. Each variant is a separate cell, and other cells need the first."""
         base = self.model(model, "pretrained", task)
         options = self.options("finetune", task)
         variants = self.resolve("finetune", options)["variants"]
@@ -213,7 +213,7 @@ class _Cells:
         return Instance(model.name, "finetuned", path, cells[0].id, task)
 
     def _random(self, model: Model, task: str) -> Instance:
-        """An untrained twin. That of an embedded model depends on the texts, of which its tokenizer is made."""
+        """Return an untrained twin. That of an embedded model depends on the texts that its tokenizer is made from."""
         base = self.model(model, "pretrained", task)
         bases = self.study.models.listed()
         seed = bases.index(model.base)
@@ -224,7 +224,7 @@ class _Cells:
 
 
 class _AtStage:
-    """The cells of single models and of pairs at one stage, on the texts of one task.
+    """Makes the cells of single models and of pairs at one stage, on the texts of one task.
 
     Args:
         cells: that these are added to.
@@ -341,12 +341,12 @@ class _AtStage:
 
 
 def _maps(cell: Cell, path: str) -> Maps:
-    """The maps that a cell leaves at a path below its folder."""
+    """Return the maps that a cell leaves at a path below its folder."""
     return cell, {"checkpoints": [f"{FOLDER}/{cell.folder}/{path}"]}
 
 
 class _Comparisons:
-    """The cells of one kind that compare many models on the texts of a task, or on further ones.
+    """Makes the cells of one kind that compare many models on the texts of a task, or on further ones.
 
     Args:
         cells: that these are added to.
@@ -439,12 +439,12 @@ def check_data(study: Study, commands: Commands) -> None:
 
 
 def _is_known(name: str, kinds: Sequence[str], commands: Commands) -> bool:
-    """Whether a command of some kinds of cells has a data option."""
+    """Tell whether a command of some kinds of cells has a data option."""
     return any(commands.accepts(kind, f"data.{name}") for kind in kinds)
 
 
 def _places(study: Study) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Where data options stand in the study's file, and what they are."""
+    """Yield the places of data options in the study's file, and the options."""
     yield "data", study.data
     for name, data in study.tasks.items():
         yield f"tasks.{name}", data
@@ -481,6 +481,6 @@ def check_embedded(study: Study) -> None:
 
 
 def with_kept_rows(cell: Cell) -> Cell:
-    """The same cell, of whose texts a store keeps one row each, unless its own options say otherwise."""
+    """Return the same cell, keeping one row for each text in the store, unless its own options say otherwise."""
     options = merged({"data": {"store_rows": "texts"}}, cell.options)
     return replace(cell, options=options)

@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 
 def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Cut a study, and write what stands in for models that are not on this machine.
+    """Cut a study down, and write stand-ins for models that are not on this machine.
 
     Args:
         plain: content of the study file, with all defaults.
@@ -72,7 +72,7 @@ def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list
 
 
 def _kept_models(study: Study) -> list[str]:
-    """The models of the first pairs that are given, or the first seeds of each name."""
+    """Return the models of the first given pairs, or the first seeds of each name."""
     names = study.models.listed()
     seeds = study.models.seeds
     if study.pairs.given is not None:
@@ -89,7 +89,7 @@ def _kept_models(study: Study) -> list[str]:
 def _kept_groups(
     groups: dict[str, list[str]], names: list[str]
 ) -> dict[str, list[str]]:
-    """The groups of the models that are kept."""
+    """Return the groups of the models that are kept."""
     kept = {}
     for group, members in groups.items():
         there = [name for name in members if name in names]
@@ -99,7 +99,7 @@ def _kept_groups(
 
 
 def _kept_pairs(study: Study, models: int) -> dict[str, Any]:
-    """What a rehearsal changes of the options of the pairs."""
+    """Return what a rehearsal changes in the options of the pairs."""
     changes: dict[str, Any] = {}
     pairs = study.pairs
     if pairs.given is not None:
@@ -110,7 +110,7 @@ def _kept_pairs(study: Study, models: int) -> dict[str, Any]:
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every dictionary within plain values, however deep."""
+    """Yield every dictionary within plain values, at any depth."""
     if isinstance(value, dict):
         yield value
         for part in list(value.values()):
@@ -118,7 +118,7 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _cut_options(options: dict[str, Any]) -> list[str]:
-    """Limit the texts and the steps among some options; the lines that say what was replaced."""
+    """Limit the texts and the steps in some options; return lines that say what was replaced."""
     for name in ("warmup", "val_check_interval"):
         if isinstance(options.get(name), int):
             options[name] = min(options[name], LIMIT // 2)
@@ -179,7 +179,7 @@ def _put_model(name: str, folder: Path) -> Path:
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:
-    """Plain values in which some names are replaced, also as keys."""
+    """Replace some names in plain values, also where they are keys."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, list):

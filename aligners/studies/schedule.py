@@ -1,4 +1,4 @@
-"""Runs the cells of a study: each once those that it needs are done, as many at a time as there are workers."""
+"""Runs the cells of a study: each once the cells that it needs are done, as many at a time as there are workers."""
 
 import time
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ PAUSE = 2.0  # seconds between two looks at cells that others are making
 
 
 def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
-    """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
+    """Return the cells to run: those not done, and those whose output is gone although another of them needs it."""
     to_run: set[str] = set()
     needed: set[str] = set()
     for cell in reversed(cells):  # each before those that it needs
@@ -28,7 +28,7 @@ def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
 
 
 class Pace:
-    """How long cells of each kind take, as measured on those that are done."""
+    """The time that cells of each kind take, as measured on those that are done."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = defaultdict(list)
@@ -39,7 +39,7 @@ class Pace:
             self._seconds[kind].append(seconds)
 
     def left(self, kinds: Iterable[str], workers: int) -> str:
-        """How long cells of these kinds will take, so many at a time, in words; empty until each kind is measured."""
+        """Return the remaining time for cells of these kinds, so many at a time; empty until all are measured."""
         total = 0.0
         for kind, number in Counter(kinds).items():
             if not self._seconds[kind]:
@@ -49,7 +49,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Write a time in a suitable unit."""
     for name, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {name}"
@@ -144,7 +144,7 @@ class Schedule:
                 self._running[future] = number
 
     def _begins(self, number: str) -> bool:
-        """Prepare a cell for an attempt; false if others have it, or have done it."""
+        """Prepare a cell for an attempt; return False if another process has it or has done it."""
         if self.folder.state(number) == "running":
             self._leave(number)
             return False
@@ -158,7 +158,7 @@ class Schedule:
         return True
 
     def _wait(self) -> None:
-        """Wait until a cell has ended, or a little, and look at the cells that others are making."""
+        """Wait until a cell has ended, or for a moment, and check the cells of other processes."""
         if self._running:
             pause = PAUSE if self._elsewhere else None
             ended = wait(self._running, pause, return_when=FIRST_COMPLETED).done
@@ -192,7 +192,7 @@ class Schedule:
             self._lose(number, error)
 
     def _lose(self, number: str, error: BaseException | None) -> None:
-        """Run a cell again whose worker was lost, as long as it gets further."""
+        """Run a cell again whose worker was lost, as long as it makes progress."""
         further = self.folder.reached(number) != self._reached[number]
         self._lost[number] = 0 if further else self._lost[number] + 1
         if self._lost[number] < ATTEMPTS:
@@ -229,7 +229,7 @@ class Schedule:
         self._show(f"{cell.said()}: {said}", aloud)
 
     def _show(self, said: str, aloud: bool) -> None:
-        """Show how a cell has ended, as a line of its own if `aloud`, and how far the study is."""
+        """Show how a cell ended, on a separate line if `aloud`, and the progress of the study."""
         count = self._before + len(self._ended)
         line = f"[{count}/{self._shown.total}] {said}"
         if aloud:
@@ -243,7 +243,7 @@ class Schedule:
         )
 
     def words(self) -> str:
-        """How many cells are running, failed and waiting, and how long they will take."""
+        """Return how many cells are running, failed and waiting, and the remaining time."""
         failed = set(self._failed)
         rest = []
         for number, cell in self.todo.items():
@@ -256,7 +256,7 @@ class Schedule:
         return "; ".join(filter(None, [said, self.pace.left(rest, self._workers)]))
 
     def forget(self) -> None:
-        """Remove the maps that no cell needs any more, if the study keeps results alone."""
+        """Remove the maps that no cell needs any more, if the study only keeps results."""
         if self.folder.study["keep"] != "results":
             return
         needed: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a study file says."""
+"""The content of a study file."""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Model:
 
 @dataclass
 class Models:
-    """Which models are compared.
+    """The models to compare.
 
     Args:
         names: Hub ids, folders, or embedded models; or one name with {seed} in it, and `seeds`.
@@ -46,7 +46,7 @@ class Models:
     bases: dict[str, list[str]] | str | None = None
 
     def listed(self) -> list[str]:
-        """The names, seeds filled in.
+        """The names, with seeds filled in.
 
         Raises:
             ValueError: none, one twice, `seeds` without {seed}, or {seed} without `seeds`.

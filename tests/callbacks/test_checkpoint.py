@@ -66,7 +66,7 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(world: World, whol
         run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES))
     last = tmp_path / "last.ckpt"
     assert not (tmp_path / "aligners.safetensors").exists()
-    with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py fit --ckpt_path"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is a checkpoint to resume from: `train\.py fit --ckpt_path"):
         load_bank(last)
     assert state(last)["global_step"] == BATCHES
     trainer = run(world, tmp_path, resume=last)

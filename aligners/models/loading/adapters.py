@@ -1,4 +1,4 @@
-"""What a model's name means: a folder, a repository, a file in these, or an adapter that `peft` puts on a base."""
+"""What a model's name can mean: a folder, a repository, a file in these, or an adapter that `peft` puts on a base."""
 
 import json
 import re
@@ -40,7 +40,7 @@ _WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer a
 
 
 def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The folder or repository that a name begins with, and where in it the model is.
+    """Return the folder or repository that a name begins with, and where in it the model is.
 
     Args:
         name: a folder; `owner/name` on the Hub; `owner/name/folder` for a folder in that; or a GGUF file in these. On
@@ -70,7 +70,7 @@ def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def file_in(folder: str, file: str, where: Mapping[str, Any]) -> str | None:
-    """The path of a file of a folder or repository, downloaded if need be; None if there is no such file.
+    """Return the path of a file of a folder or repository, downloaded if necessary; None if there is no such file.
 
     Args:
         folder: folder, or id on the Hub.
@@ -104,7 +104,7 @@ class Adapter(NamedTuple):
     heads: list[str]
 
     def config(self, base: PreTrainedConfig) -> PreTrainedConfig:
-        """The config of the base under the adapter, which may bring a classification head, or want none."""
+        """Return the config of the base under the adapter, which may bring a classification head, or need no head."""
         if self.task == "FEATURE_EXTRACTION":
             base.architectures = None
         if self.task == "SEQ_CLS" and base.model_type in CLASSIFIERS:
@@ -115,34 +115,34 @@ class Adapter(NamedTuple):
         return base
 
     def brings(self, weight: str) -> bool:
-        """Whether a weight is one of the modules that it replaces."""
+        """Tell whether a weight belongs to a module that the adapter replaces."""
         return not set(weight.split(".")).isdisjoint(self.heads)
 
     def has_tokenizer(self) -> bool:
-        """Whether a tokenizer lies beside it, which may know more than the base's."""
+        """Whether there is a tokenizer beside the adapter, which may have more tokens than the base's."""
         folder, where = self.where
         return file_in(folder, "tokenizer_config.json", where) is not None
 
     def vocabulary(self) -> int | None:
-        """Tokens that the model has under the adapter, which may bring embeddings of more; None: those of the base."""
+        """Number of tokens under the adapter, which may bring embeddings of new ones; None: that of the base."""
         for shape in self._shapes_in(EMBEDDINGS):
             if len(shape) == 2:
                 return shape[0]
         return None
 
     def has_outputs(self) -> bool:
-        """Whether it brings the layer that predicts tokens."""
+        """Whether the adapter brings the layer that predicts tokens."""
         return next(self._shapes_in(OUTPUTS), None) is not None
 
     def _shapes_in(self, modules: frozenset[str]) -> Iterator[list[int]]:
-        """The shape of each weight, biases aside, of modules with one of these names."""
+        """Return the shape of each weight, except biases, of modules with one of these names."""
         for key, shape in self._shapes().items():
             *path, kind = key.split(".")
             if kind == "weight" and not modules.isdisjoint(path):
                 yield shape
 
     def _classes(self) -> int | None:
-        """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
+        """Return the classes of the head: the outputs of its last, and narrowest, layer; None: it has no layer."""
         heads = set(self.heads) - EMBEDDINGS - OUTPUTS
         outputs = []
         for key, shape in self._shapes().items():
@@ -152,7 +152,7 @@ class Adapter(NamedTuple):
         return min(outputs, default=None)
 
     def _shapes(self) -> dict[str, list[int]]:
-        """The shape of each of its weights."""
+        """Return the shape of each of the adapter's weights."""
         folder, where = self.where
         shapes = {}
         with refusing(f"The adapter {self.name!r} cannot be read", AGAIN):
@@ -164,7 +164,7 @@ class Adapter(NamedTuple):
 
 
 def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
-    """The adapter of this name; None: it is a model.
+    """Return the adapter of this name; None if it is a model.
 
     A base with a relative path lies in the current folder, or else beside the adapter.
 
@@ -206,7 +206,7 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
 
 
 def _base_of(name: str, beside: Path, base: str) -> str:
-    """The base of an adapter as its config names it, or its folder beside the adapter.
+    """Return the base of an adapter as its config names it, or its folder beside the adapter.
 
     Raises:
         ValueError: there is no such folder, and no repository can have that name.
@@ -238,7 +238,7 @@ def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
 
 
 def brings_tokens(name: str, source: Mapping[str, Any]) -> bool:
-    """Whether a model of this name is an adapter with embeddings of its own."""
+    """Tell whether a model of this name is an adapter with its own embeddings."""
     adapter = adapter_of(name, source)
     return adapter is not None and adapter.vocabulary() is not None
 
@@ -297,7 +297,7 @@ def _load(model: PreTrainedModel, adapter: Adapter) -> set[str]:
 
 
 def _resize(model: PreTrainedModel, adapter: Adapter) -> bool:
-    """Give a base embeddings of as many tokens as its adapter brings; whether that was necessary."""
+    """Give a base embeddings of as many tokens as its adapter brings; return whether that was necessary."""
     tokens = adapter.vocabulary()
     embeddings: Any = model.get_input_embeddings()
     if tokens is None or tokens == len(embeddings.weight):
@@ -308,7 +308,7 @@ def _resize(model: PreTrainedModel, adapter: Adapter) -> bool:
 
 
 def _predicts_new_tokens(model: PreTrainedModel, adapter: Adapter) -> bool:
-    """Whether the output layer of a resized base has weights for the new tokens, or there is none; ties them again."""
+    """Tell whether a resized base's output layer has weights for the new tokens, or is missing; tie them again."""
     outputs: Any = model.get_output_embeddings()
     if outputs is None:
         return True
@@ -322,7 +322,7 @@ def _predicts_new_tokens(model: PreTrainedModel, adapter: Adapter) -> bool:
 
 
 def _inner(part: Any) -> Any:
-    """The layer that an adapter has put something around, or has replaced."""
+    """Return the layer that an adapter has wrapped or replaced."""
     saved = getattr(part, "modules_to_save", None)
     if saved is not None:
         part = saved["default"]
@@ -330,7 +330,7 @@ def _inner(part: Any) -> Any:
 
 
 def _keep_saved(model: PreTrainedModel) -> None:
-    """Keep the modules that an adapter brings; peft keeps those that were there before, too."""
+    """Keep the modules that an adapter brings; peft keeps the original ones, too."""
     from peft.utils import ModulesToSaveWrapper  # an extra: only adapters need it
 
     for path, part in list(model.named_modules()):
@@ -356,7 +356,7 @@ def _merge(model: PreTrainedModel) -> None:
 
 
 def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Let a model use the weights of another wherever theirs are equal, if one of them is under an unmerged adapter."""
+    """Let a model share another's weights where they are equal, if one of them is under an unmerged adapter."""
     if not hasattr(model, "peft_config") and not hasattr(other, "peft_config"):
         return
     theirs = {}
@@ -370,7 +370,7 @@ def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
 
 
 def _are_equal(one: nn.Parameter, other: nn.Parameter) -> bool:
-    """Whether two plain weights have the same type and values."""
+    """Tell whether two plain weights have the same type and values."""
     if type(one) is not nn.Parameter or type(other) is not nn.Parameter:
         return False
     return one.dtype == other.dtype and torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""What is known of models whose weights were read before: which they are, without reading them again."""
+"""What is known of models whose weights were read before, so that they need not be read again."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
 
 class KnownModels:
-    """Remembers models by their files: a file that was written again has other dates, and is then read.
+    """Remembers models by their files: a file that was rewritten has another date, and is read again.
 
     Args:
         folder: where it is written down.
@@ -52,7 +52,7 @@ class KnownModels:
         self._new: list[tuple[Path, FrozenModel, bool]] = []
 
     def place(self, name: str, source: Mapping[str, Any], *options: Any) -> Path | None:
-        """Where a model is written down; None: nowhere, because its files are not on this machine or hold code.
+        """Return where a model is recorded; None if its files are not on this machine or contain code.
 
         Args:
             name: Hub id or folder.
@@ -67,14 +67,14 @@ class KnownModels:
         return self._folder / f"{digest.hexdigest()}.json"
 
     def find(self, place: Path) -> Known | None:
-        """What is known of the model that is written down there; None: nothing."""
+        """Return what is recorded there of the model; None: nothing."""
         try:
             return Known(**read_sealed_json(place.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None  # it is read again
 
     def note(self, place: Path, model: FrozenModel, headless: bool) -> None:
-        """Note what `save` is to write down of a model."""
+        """Note what `save` will record of a model."""
         self._new.append((place, model, headless))
 
     def save(self) -> None:
@@ -89,7 +89,7 @@ class KnownModels:
 
 
 def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
-    """The files of a model and of an adapter's base; for one on the Hub, the downloaded files of its revision.
+    """Return the files of a model and of an adapter's base; for one on the Hub, the downloaded files of its revision.
 
     Returns:
         Their paths; an empty list if any of them has no weights.
@@ -114,7 +114,7 @@ def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
 
 
 def _folder_of(place: str, revision: str | None) -> Path | None:
-    """The folder itself, or that of the downloaded files of a repository; None if it is not on this machine."""
+    """Return the folder itself, or that of a repository's downloaded files; None if it is not on this machine."""
     if Path(place).is_dir():
         return Path(place)
     try:
@@ -127,7 +127,7 @@ def _folder_of(place: str, revision: str | None) -> Path | None:
 
 
 def _described(path: Path) -> list[Any]:
-    """A file by its place, size, and dates: one of them changes whenever it is written."""
+    """Describe a file by its place, size and dates: writing it changes one of them."""
     status = path.resolve().stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
@@ -136,7 +136,7 @@ WITH_WEIGHTS = ("model", "blocks", "_caller")  # what is not there before they a
 
 
 class SleepingModel(FrozenModel):
-    """A `FrozenModel` that reads its weights when they are first asked for.
+    """A `FrozenModel` that reads its weights on first use.
 
     Where all states come from a store that is never.
 
@@ -194,7 +194,7 @@ class SleepingModel(FrozenModel):
         return self
 
     def _check_placement(self) -> None:
-        """The weights are nowhere yet."""
+        """Do nothing: the weights are nowhere yet."""
 
     def _wake(self) -> None:
         """Read the weights."""

@@ -1,4 +1,4 @@
-"""Loads pretrained models from the Hub or a folder, complete or not at all, in the precision asked for."""
+"""Loads pretrained models from the Hub or a folder, complete or not at all, in the requested precision."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def load_frozen(
 
 
 class _Checkpoint:
-    """A checkpoint whose config is read, and how its weights will be.
+    """A checkpoint whose config is read, and the options for reading its weights.
 
     Args:
         name: Hub id or folder.
@@ -169,7 +169,7 @@ class _Checkpoint:
         return None
 
     def look_up(self, known: KnownModels | None) -> tuple[Path | None, Known | None]:
-        """Where `known` writes down what it knows of the model, and what it knows; None for what there is not.
+        """Return where `known` records the model, and what it knows of it, each None if there is no such thing.
 
         Only a model that is the same on every device, and whose config is that of its files, is written down.
         """
@@ -186,29 +186,29 @@ class _Checkpoint:
         return place, known.find(place)
 
     def is_headless(self, model: PreTrainedModel) -> bool:
-        """Whether a model was read without the head that the config names."""
+        """Tell whether a model was read without the head that the config names."""
         return self.task is not None and model.base_model is model
 
     def sleeping(self, known: Known) -> PreTrainedModel:
-        """The model without weights, on the meta device, with the head that it is known to have."""
+        """Make the model without weights, on the meta device, with the head that it is known to have."""
         task = None if known.headless else self.task
         return self._skeleton(task, **self.options)
 
     def _skeleton(self, task: Task | None, **options: Any) -> PreTrainedModel:
-        """The model with the head of a task and without weights, on the meta device."""
+        """Make the model with the head of a task and without weights, on the meta device."""
         options["trust_remote_code"] = self.source["trust_remote_code"]
         loader, bare = self._loader(task)
         with torch.device("meta"):
             return loader.from_config(self.config, **options, **bare)
 
     def _loader(self, task: Task | None) -> tuple[Any, Mapping[str, Any]]:
-        """The class that loads the model with the head of a task, and its arguments."""
+        """Return the class that loads the model with the head of a task, and its arguments."""
         if task is None:
             return self.architecture.bare_class, self.architecture.bare
         return getattr(transformers, LOADERS[task]), {}
 
     def read(self) -> PreTrainedModel:
-        """The model with its weights.
+        """Read the model with its weights.
 
         Raises:
             ValueError: weights are missing, or of another shape.
@@ -231,7 +231,7 @@ class _Checkpoint:
         return model
 
     def _weights(self, task: Task | None) -> tuple[PreTrainedModel, list[str]]:
-        """The model with the head of a task, and its weights that are random."""
+        """Read the model with the head of a task; return it with the names of its weights that are random."""
         options = {
             **self.source,
             **self.options,
@@ -243,7 +243,7 @@ class _Checkpoint:
         return read_weights(self.name, loader, {**options, **bare})
 
     def _lacks_head(self, model: PreTrainedModel, unfit: Sequence[str]) -> bool:
-        """Whether all that is random belongs to a language modelling head.
+        """Tell whether all random weights belong to a language modelling head.
 
         Sentence encoders often name the language model that they were made from, and have thrown its head away.
         """

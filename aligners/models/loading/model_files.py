@@ -1,4 +1,4 @@
-"""Reads the parts of a pretrained model from the Hub or a folder, with errors that say what is wrong with them."""
+"""Reads the parts of a pretrained model from the Hub or a folder; its errors say what is wrong with them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ AGAIN = "If a file of it is missing, damaged or incomplete, download or save the
 def weight_options(
     dtype: str | torch.dtype, attn_implementation: str | None
 ) -> dict[str, Any]:
-    """How weights are loaded and run, as `from_pretrained` takes it; it would not take None for its default.
+    """Return the options of `from_pretrained` for weights; it does not accept None in place of a default.
 
     Raises:
         ValueError: there is no such floating-point type.
@@ -79,7 +79,7 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _config_under(adapter: Adapter) -> PreTrainedConfig:
-    """The config of the base of an adapter, as the adapter wants it."""
+    """Return the config of an adapter's base, as the adapter needs it."""
     base, source = adapter.base
     try:
         return adapter.config(read_config(base, source))
@@ -104,7 +104,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _unreadable(name: str) -> tuple[str, str]:
-    """What is said of a model whose config cannot be read, and what to do."""
+    """Return the error for a model whose config cannot be read, with what to do."""
     if not Path(name).exists():
         return (
             f"Expected `name` to be a local model folder or a model on the Hub that can be reached, but got {name!r}",
@@ -236,7 +236,7 @@ def read_tokenizer(
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """The first few names, and how many more there are, for a message."""
+    """Return the first few names, and how many more there are, for a message."""
     said = ", ".join(names[:most])
     if len(names) > most:
         said += f" and {len(names) - most} more"

@@ -71,7 +71,7 @@ def check_device_map(
 
 
 def _place_of(weight: str, devices: Mapping[str, torch.device]) -> torch.device:
-    """The device of the smallest module around a weight that a device map names.
+    """Return the device of the smallest module around a weight that a device map names.
 
     Raises:
         ValueError: it names none.
@@ -100,7 +100,7 @@ def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether accelerate has placed the parts of the model, and moves their inputs."""
+    """Tell whether accelerate has placed the parts of the model, and moves their inputs."""
     return any("_hf_hook" in vars(part) for part in model.modules())
 
 
@@ -135,7 +135,7 @@ def _check_whole(
 
 
 def _not_there(argument: str, received: str) -> str:
-    """What is said of weights that lie where nothing computes."""
+    """Return the error for weights on a device that does not compute."""
     return (
         f"Expected `{argument}` to put every weight on a device that computes with it, but got {received}. That keeps "
         "weights elsewhere until they are used, where they cannot be read or replaced. Use more devices or a smaller "

@@ -1,1 +1,1 @@
-"""What measures are computed of: moments, tiles and folds of paired rows."""
+"""What measures are computed from: moments, tiles and folds of paired rows."""

@@ -16,7 +16,9 @@ from aligners.similarity.algebra.moments import (
     zeros_of,
 )
 
-SHIFT_ROWS = 64  # enough for a shift within a fraction of a deviation of the mean
+SHIFT_ROWS = (
+    64  # enough rows for a shift within a fraction of a deviation from the mean
+)
 
 
 class Move(NamedTuple):
@@ -74,7 +76,7 @@ class SideSums(NamedTuple):
 
     @classmethod
     def zeros(cls, layers: int, d: int, device: Device = None) -> Self:
-        """The sums of no rows."""
+        """Return the sums of no rows."""
         row = (layers, d)
         scatter = (layers, d, d)
         quartic = (layers,)
@@ -110,7 +112,7 @@ class SideSums(NamedTuple):
         return shifted
 
     def shifted(self, states: Tensor) -> ShiftedRows:
-        """Rows (L, N, d) about the shift, through a single buffer."""
+        """Return rows (L, N, d) about the shift, through a single buffer."""
         n = states.shape[1]
         rows = self.shift.new_empty(n, *self.shift.shape)
         rows.copy_(states.transpose(0, 1))
@@ -119,12 +121,12 @@ class SideSums(NamedTuple):
         return ShiftedRows(rows, squares)
 
     def mean(self) -> Tensor:
-        """The mean, (L, d); of no rows, the shift."""
+        """Return the mean, (L, d); the shift, if there are no rows."""
         n = self.n.clamp(min=1)
         return self.shift + self.sum / n
 
     def move(self, to: Tensor) -> Move:
-        """What it takes to express these sums about another shift, (L, d)."""
+        """Return what is needed to express these sums about another shift, (L, d)."""
         by = to - self.shift
         squared = by.square()
         length = squared.sum(-1)
@@ -162,7 +164,7 @@ class SideSums(NamedTuple):
         self.quartic.copy_(quartic)
 
     def _moved_cubic(self, along: Tensor, move: Move) -> Tensor:
-        """Σ‖x''‖²x'', (L, d), from Σ(δ·x')x', (L, d)."""
+        """Return Σ‖x''‖²x'', (L, d), from Σ(δ·x')x', (L, d)."""
         with_length = move.length[:, None] * move.before
         with_total = move.total[:, None] * move.by
         cubic = self.cubic - 2 * along
@@ -170,7 +172,7 @@ class SideSums(NamedTuple):
         return cubic - with_total
 
     def _moved_quartic(self, along: Tensor, move: Move) -> Tensor:
-        """Σ‖x''‖⁴, (L,), likewise."""
+        """Return Σ‖x''‖⁴, (L,), likewise."""
         crossed = (along - self.cubic) * move.by
         crossed = crossed.sum(-1)
         both = move.partly + move.total
@@ -178,25 +180,25 @@ class SideSums(NamedTuple):
         return quartic + move.length * both
 
     def of(self, layers: slice) -> Self:
-        """The sums of some layers, a view of these."""
+        """Return the sums of some layers, as a view."""
         n, *sums = self
         some = [values[layers] for values in sums]
         return type(self)(n, *some)
 
     def clone(self) -> Self:
-        """The same sums in other memory."""
+        """Copy the sums to other memory."""
         copies = map(torch.clone, self)
         return type(self)(*copies)
 
     def plus(self, other: Self) -> Self:
-        """The sums of both, which are about the same shift."""
+        """Add two sums about the same shift."""
         n, shift, *mine = self
         more, _, *others = other
         sums = map(torch.add, mine, others)
         return type(self)(n + more, shift, *sums)
 
     def common_shift(self, other: Self) -> Tensor:
-        """The shift of these sums; if they have no rows, that of the others."""
+        """Return the shift of these sums; if they have no rows, that of the others."""
         empty = self.n == 0
         return other.shift.where(empty, self.shift)
 
@@ -293,20 +295,20 @@ class CrossSums(NamedTuple):
         self.quartic_xy.copy_(quartic)
 
     def _along_x(self, by: Tensor) -> Tensor:
-        """Σ(δ·x')y' of all pairs for δ (L_x, d_x), (L_x, L_y, d_y)."""
+        """Return Σ(δ·x')y' of all pairs for δ (L_x, d_x), (L_x, L_y, d_y)."""
         of_layers = self.xy.view(*by.shape, -1)
         along = by[:, None] @ of_layers
         return along.view(self.cubic_xy.shape)
 
     def _along_y(self, by: Tensor) -> Tensor:
-        """Σ(δ·y')x' of all pairs for δ (L_y, d_y), (L_y, L_x, d_x)."""
+        """Return Σ(δ·y')x' of all pairs for δ (L_y, d_y), (L_y, L_x, d_x)."""
         of_layers = self.xy.view(-1, *by.shape)
         by_layer = of_layers.transpose(0, 1)
         along = by_layer @ by[..., None]
         return along.view(self.cubic_yx.shape)
 
     def _moved_quartic(self, along_x: Tensor, a: Move, b: Move) -> Tensor:
-        """Σ‖x''‖²‖y''‖² of all pairs, (L_x, L_y)."""
+        """Return Σ‖x''‖²‖y''‖² of all pairs, (L_x, L_y)."""
         of_y = 2 * along_x - self.cubic_xy
         of_y = of_y * b.by
         of_y = of_y.sum(-1)
@@ -319,7 +321,7 @@ class CrossSums(NamedTuple):
         return quartic + _pairs(a.length, b.total)
 
     def pair(self, i: int, j: int) -> Self:
-        """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
+        """Return the sums of one layer of X and one of Y, by index: a 1 x 1 grid, as a view."""
         d_x = self.cubic_yx.shape[2]
         d_y = self.cubic_xy.shape[2]
         one = slice(i, i + 1)
@@ -334,7 +336,7 @@ class CrossSums(NamedTuple):
 
 
 def _moved_cubic(cubic: Tensor, along: Tensor, a: Move, b: Move) -> Tensor:
-    """Σ‖x''‖²y'' of all pairs, from Σ‖x'‖²y' and Σ(δ·x')y', each (L_x, L_y, d_y)."""
+    """Return Σ‖x''‖²y'' of all pairs, from Σ‖x'‖²y' and Σ(δ·x')y', each (L_x, L_y, d_y)."""
     cubic = cubic - 2 * along
     cubic = cubic + _pairs(a.length, b.before)
     total = _pairs(a.total, b.by)
@@ -342,7 +344,7 @@ def _moved_cubic(cubic: Tensor, along: Tensor, a: Move, b: Move) -> Tensor:
 
 
 def _pairs(a: Tensor, b: Tensor) -> Tensor:
-    """Every entry of a (L,) times all of b (M, ...) -> (L, M, ...)."""
+    """Multiply every entry of a (L,) by all of b (M, ...) -> (L, M, ...)."""
     return torch.tensordot(a, b, dims=0)
 
 
@@ -376,7 +378,7 @@ class GridSums(NamedTuple):
         return self
 
     def about(self, to_x: Tensor, to_y: Tensor) -> Self:
-        """The same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
+        """Return the same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
         x = self.x.clone()
         y = self.y.clone()
         copies = map(torch.clone, self.cross)
@@ -387,14 +389,14 @@ class GridSums(NamedTuple):
         return type(self)(x, y, cross)
 
     def moments(self) -> GridMoments:
-        """The centred moments of all rows added."""
+        """Return the centred moments of all rows added."""
         mean_x = self.x.mean()
         mean_y = self.y.mean()
         sums = self.about(mean_x, mean_y)
         return sums.centred()
 
     def centred(self) -> GridMoments:
-        """The moments, in the memory of these sums, if they are about the means already."""
+        """Return the moments, in the memory of these sums, if they are already about the means."""
         x, y, cross = self
         shape = *x.shift.shape, *y.shift.shape
         by_pair = cross.xy.view(shape)
@@ -411,7 +413,7 @@ class GridSums(NamedTuple):
         )
 
     def pair(self, i: int, j: int) -> Self:
-        """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
+        """Return the sums of one layer of X and one of Y, by index: a 1 x 1 grid, as a view."""
         one = slice(i, i + 1)
         other = slice(j, j + 1)
         x = self.x.of(one)
@@ -420,7 +422,7 @@ class GridSums(NamedTuple):
         return type(self)(x, y, cross)
 
     def __add__(self, other: object) -> Self:
-        """The sums of two disjoint sets of rows, about the shift of the first that has any."""
+        """Add the sums of two disjoint sets of rows, about the shift of the first that has any."""
         if not isinstance(other, GridSums):
             return NotImplemented
         to_x = self.x.common_shift(other.x)
@@ -435,7 +437,7 @@ class GridSums(NamedTuple):
 
 
 def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
-    """Moments of paired rows for all layer pairs.
+    """Compute moments of paired rows for all layer pairs.
 
     Args:
         x: (L_x, N, d_x) states of X.
@@ -454,7 +456,7 @@ def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
 
 
 def of_moments(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a formula of `GridMoments` take paired rows, x (L_x, N, d_x) and y (L_y, N, d_y), in their place."""
+    """Let a formula of `GridMoments` accept paired rows, x (L_x, N, d_x) and y (L_y, N, d_y), instead."""
 
     @wraps(formula)
     def either(*given: Any, **options: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Moments of paired rows: all that a closed-form map or a linear measure needs; checks of them and of rows."""
+"""Moments of paired rows, which closed-form maps and linear measures are computed from, and checks of both."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -15,7 +15,7 @@ from aligners.errors import UserError
 
 # bytes of cross moments: small beside most comparisons, large enough for a batch of decompositions
 TILE = 2**22
-# where tensors are made; None: where torch makes them by default
+# device of new tensors; None: torch's default
 Device = torch.device | str | None
 
 
@@ -46,13 +46,13 @@ class Moments(NamedTuple):
         return cls(*zeros_of(shapes))
 
     def swap(self) -> Self:
-        """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
+        """Return the moments of the pairs (y, x), which a map from Y to X is fitted on."""
         n, mean_x, mean_y, xx, yy, xy = self
         return type(self)(n, mean_y, mean_x, yy, xx, xy.mT)
 
 
 def zeros_of(shapes: Sequence[tuple[int, ...]], device: Device = None) -> list[Tensor]:
-    """A tensor of float64 zeros of each shape."""
+    """Make a float64 tensor of zeros of each shape."""
     zeros = []
     for shape in shapes:
         zeros.append(torch.zeros(shape, dtype=torch.float64, device=device))
@@ -60,7 +60,7 @@ def zeros_of(shapes: Sequence[tuple[int, ...]], device: Device = None) -> list[T
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
-    """Moments of one batch of paired rows.
+    """Compute the moments of one batch of paired rows.
 
     Args:
         x: (S, N, d_x) states of X.
@@ -80,7 +80,7 @@ def moments_of(x: Tensor, y: Tensor) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Moments of the union of two disjoint sets of rows.
+    """Merge the moments of two disjoint sets of rows.
 
     Centred moments are merged, not raw ones, so that nothing cancels where a mean dwarfs its deviation
     (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
@@ -124,7 +124,7 @@ class MomentsMetric:
 
     @classmethod
     def of(cls, moments: Moments) -> Self:
-        """Go on from the moments of earlier rows."""
+        """Continue from the moments of earlier rows."""
         metric = cls(*moments.xy.shape)
         metric._moments = moments
         return metric
@@ -142,7 +142,7 @@ class MomentsMetric:
         self._moments = merge_moments(self._moments, more)
 
     def compute(self) -> Moments:
-        """Moments of everything seen on all ranks."""
+        """Return the moments of everything seen on all ranks."""
         many = dist.is_available() and dist.is_initialized()
         if not many:
             return self._moments
@@ -153,21 +153,21 @@ class MomentsMetric:
         return first
 
     def moments(self) -> Moments:
-        """Moments of this rank's rows."""
+        """Return the moments of this rank's rows."""
         return self._moments
 
 
 class DoubleMetric(Metric):
-    """A metric whose sums stay in float64, and whose answer keeps its shape.
+    """A metric whose sums stay in float64, and whose result keeps its shape.
 
-    torchmetrics guards its states against `half()`, but not against `to(torch.float16)`; and it squeezes an answer of
+    torchmetrics guards its states against `half()`, but not against `to(torch.float16)`; and it squeezes a result of
     one element, such as that of a single pair of layers.
     """
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
     ) -> nn.Module:
-        """Follow `fn` to its device, and not to its dtype."""
+        """Apply `fn` to the device, but not to the data type."""
 
         def moved(state: Tensor) -> Tensor:
             device = fn(state.new_empty(0)).device
@@ -176,7 +176,7 @@ class DoubleMetric(Metric):
         return super()._apply(moved, exclude_state)
 
     def _wrap_compute(self, compute: Callable) -> Callable:
-        """Keep the answer's shape, and do not copy it."""
+        """Keep the result's shape, and do not copy it."""
 
         def boxed() -> SimpleNamespace:  # torchmetrics looks into collections
             return SimpleNamespace(value=compute())
@@ -208,7 +208,7 @@ class GridMoments(NamedTuple):
     q_xy: Tensor
 
     def swap(self) -> Self:
-        """The moments of (Y, X): all pairs (L_y, L_x)."""
+        """Return the moments of (Y, X): all pairs (L_y, L_x)."""
         return type(self)(
             self.n,
             self.mean_y,
@@ -223,7 +223,7 @@ class GridMoments(NamedTuple):
 
 
 def squares(scatter: Tensor) -> Tensor:
-    """The sum of squares of each feature, (..., d), of centred rows with this scatter, (..., d, d)."""
+    """Return the sum of squares of each feature, (..., d), of centred rows with this scatter, (..., d, d)."""
     return scatter.diagonal(dim1=-2, dim2=-1)
 
 
@@ -328,9 +328,9 @@ def check_moments(
 
 
 def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
-    """Which features do not vary, a boolean (..., d), by the variance and mean (..., d) of each.
+    """Return which features do not vary, a boolean (..., d), given the variance and mean (..., d) of each.
 
-    A deviation of 1e-7 of the mean is what float32 leaves of a constant, and counts as none.
+    A deviation of 1e-7 of the mean can be float32 rounding of a constant, and counts as zero.
     """
     return variance <= (1e-7 * mean).square()
 
@@ -359,7 +359,7 @@ def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
 
 
 def _is_finite(values: Tensor | Sequence[Tensor]) -> bool:
-    """Whether all numbers of a tensor, or of several, are finite."""
+    """Tell whether all numbers of a tensor, or of several, are finite."""
     if isinstance(values, Tensor):
         return bool(values.isfinite().all())
     return all(map(_is_finite, values))

@@ -17,7 +17,7 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 
 
 def centred(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows less their mean, and the mean: x (L, N, d) → (L, N, d), (L, 1, d).
+    """Return the rows minus their mean, and the mean: x (L, N, d) → (L, N, d), (L, 1, d).
 
     Rounding can move the mean of a constant away from it. Clamped to the range of the rows it is that constant, and
     constant features become exact zeros.
@@ -64,18 +64,18 @@ class CentredRows:
         self.squares = torch.stack(squares)
 
     def __len__(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return len(self._x)
 
     def __getitem__(self, at: tuple[slice, slice]) -> Tensor:
-        """Some layers and some rows."""
+        """Return some layers and some rows."""
         layers, _ = at
         rows = self._scaled(self._x[at])
         mean = self._mean[layers]
         return rows.sub_(mean)
 
     def _scaled(self, rows: Tensor) -> Tensor:
-        """A copy in float64, of length 1 if asked for."""
+        """Return a copy in float64, scaled to length 1 if requested."""
         rows = rows.to(torch.float64, copy=True)
         if self._of_length_one:
             lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
@@ -255,7 +255,7 @@ def _add_rows(rows: Tensor, block: Tensor, i: slice, j: slice) -> Tensor:
 
 
 def upper_blocks(n: int) -> list[tuple[slice, slice]]:
-    """The blocks on and above the diagonal of an n × n matrix, as slices of rows and of columns."""
+    """Yield the blocks on and above the diagonal of an n × n matrix, as slices of rows and of columns."""
     parts = []
     for start in range(0, n, BLOCK):
         end = min(start + BLOCK, n)
@@ -265,5 +265,5 @@ def upper_blocks(n: int) -> list[tuple[slice, slice]]:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """The linear kernel."""
+    """Compute the linear kernel."""
     return a @ b.mT

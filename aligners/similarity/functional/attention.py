@@ -1,4 +1,4 @@
-"""Attention between words, and how alike the heads of two models are: all of all layers against all, from sums."""
+"""Attention between words, and the similarity of two models' heads: all heads of all layers, from sums."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Self
@@ -46,21 +46,21 @@ class AttentionSums(NamedTuple):
         heads_y: int,
         device: Device = None,
     ) -> Self:
-        """The sums of no texts."""
+        """Return the sums of no texts."""
         pairs = (layers_x, heads_x, layers_y, heads_y)
         shapes = [pairs, pairs, pairs, pairs, (), ()]
         zeros = zeros_of(shapes, device)
         return cls(*zeros)
 
     def __add__(self, other: object) -> Self:
-        """The sums of two disjoint sets of texts."""
+        """Add the sums of two disjoint sets of texts."""
         if not isinstance(other, AttentionSums):
             return NotImplemented
         sums = map(torch.add, self, other)
         return type(self)(*sums)
 
     def pair(self, i: int, j: int) -> Self:
-        """Those of one block of X and one of Y, by index."""
+        """Return the sums of one block of X and one of Y, by index."""
         one = slice(i, i + 1)
         other = slice(j, j + 1)
         *by_pair, texts, words = self
@@ -69,7 +69,7 @@ class AttentionSums(NamedTuple):
         return type(self)(*sums)
 
     def swap(self) -> Self:
-        """The sums of (Y, X): what the similarity in the other direction is computed from."""
+        """Return the sums of (Y, X), for the similarity in the other direction."""
         *by_pair, texts, words = self
         swapped = [values.permute(2, 3, 0, 1) for values in by_pair]
         sums = [*swapped, texts, words]
@@ -77,7 +77,7 @@ class AttentionSums(NamedTuple):
 
 
 def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
-    """How alike the heads of two models are, (L_x, L_y), from X to Y; not symmetric.
+    """Return the similarity of the heads of two models, (L_x, L_y), from X to Y; not symmetric.
 
     With ē the mean over texts or words, k a head of X at l and k' one of Y at l':
 
@@ -118,7 +118,7 @@ def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
 
 
 def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
-    """Sums over the texts of one batch, for all head pairs of all layer pairs.
+    """Sum over the texts of one batch, for all head pairs of all layer pairs.
 
     Distances come from Gram products of all heads of a text, after the mean over heads is taken away, which changes
     no distance and keeps heads that are alike from cancelling; those that still would are taken entry by entry.
@@ -156,7 +156,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
 
 
 def _seen(pairs: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Those pairs of words (B, W, W) at which there may be attention: none ahead if both models are causal."""
+    """Return the pairs of words (B, W, W) where attention is possible: none ahead if both models are causal."""
     if looks_ahead(a) or looks_ahead(b):
         return pairs
     return pairs.tril()
@@ -218,7 +218,7 @@ def _check_mass(mass: Tensor, real: Tensor) -> None:
 
 
 def _members(word: Tensor, words: Tensor) -> Tensor:
-    """Which token belongs to which word, (B, T, W). Raises unless words are numbered as `fold` expects."""
+    """Return which token belongs to which word, (B, T, W). Raises unless words are numbered as `fold` expects."""
     width = int(words.max())
     numbers = torch.arange(width, device=word.device)
     member = word[:, :, None] == numbers
@@ -236,7 +236,7 @@ def _members(word: Tensor, words: Tensor) -> Tensor:
 
 
 def real_pairs(words: Tensor, width: int) -> Tensor:
-    """Which entries (B, W, W) are pairs of words of a text that has at least two; W is `width`.
+    """Return which entries (B, W, W) are pairs of words of a text that has at least two; W is `width`.
 
     One word attends to itself alone, whatever the head: such a text says nothing about heads.
     """
@@ -247,13 +247,13 @@ def real_pairs(words: Tensor, width: int) -> Tensor:
 
 
 def _real(words: Tensor, width: int) -> Tensor:
-    """Which of `width` places have a word, (B, W)."""
+    """Return which of `width` places have a word, (B, W)."""
     places = torch.arange(width, device=words.device)
     return places < words[:, None]
 
 
 def looks_ahead(weights: Tensor) -> bool:
-    """Whether any weight (..., W, W) is on a word that lies ahead: False of a causal model."""
+    """Tell whether any weight (..., W, W) is on a later word: False for a causal model."""
     ahead = weights.triu(1)
     return bool(ahead.any())
 
@@ -280,7 +280,7 @@ def word_pairs(weights: Tensor, words: Tensor, ahead: bool = True) -> Tensor:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """Σ ‖A − B‖ over texts (0 in a text of one word), for a (K_x, B, W, W) and b (K_y, B, W, W): (K_x, K_y)."""
+    """Sum ‖A − B‖ over texts (0 for a text of one word), for a (K_x, B, W, W) and b (K_y, B, W, W): (K_x, K_y)."""
     total = a.new_zeros(len(a), len(b))
     a = a.flatten(2)
     b = b.flatten(2)
@@ -319,7 +319,7 @@ def _take_entry_by_entry(squared: Tensor, close: Tensor, a: Tensor, b: Tensor) -
 
 
 def _correlations(a: Tensor, b: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ r over words and their number, where neither head spreads evenly, for (K_x, B, W, W) and (K_y, B, W, W)."""
+    """Sum r over words where neither head spreads evenly, and count these, for (K_x, B, W, W) and (K_y, B, W, W)."""
     units_a, varies_a = _standardised(a, pairs)
     units_b, varies_b = _standardised(b, pairs)
     return units_a @ units_b.mT, varies_a @ varies_b.mT
@@ -345,7 +345,7 @@ def _standardised(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _divergences(a: Tensor, b: Tensor) -> Tensor:
-    """Σ JS over rows that lie end to end, for a (K_x, N) and b (K_y, N): (K_x, K_y)."""
+    """Sum JS over rows that lie end to end, for a (K_x, N) and b (K_y, N): (K_x, K_y)."""
     entropy_a = torch.special.entr(a).sum(1)
     entropy_b = torch.special.entr(b).sum(1)
     own = entropy_a[:, None] + entropy_b
@@ -365,7 +365,7 @@ def _divergences(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _slices(n: int, step: int) -> Iterator[slice]:
-    """Slices of at most `step` of n, in order."""
+    """Yield slices of at most `step` of n, in order."""
     step = max(step, 1)
     for start in range(0, n, step):
         yield slice(start, start + step)

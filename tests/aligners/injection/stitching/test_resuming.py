@@ -56,7 +56,7 @@ def test_a_run_interrupted_by_ctrl_c_before_a_validation_ends_where_it_would_hav
 ) -> None:
     with pytest.raises(SystemExit):
         run(world, tmp_path, Interrupt("on_train_batch_end", INTERVAL))
-    with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py stitch --ckpt_path"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is a checkpoint to resume from: `train\.py stitch --ckpt_path"):
         load_bank(tmp_path / "last.ckpt")
     assert state(tmp_path / "last.ckpt")["global_step"] == INTERVAL
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
