@@ -51,7 +51,7 @@ COMMANDS = ("lightning", "jsonargparse", "datasets", "wandb", "scipy", "matplotl
 # Those first that say most.
 PARTS = {
     "bank": Part(15),
-    "steps": Part(40),
+    "steps": Part(50, ("lightning",)),
     "reading": Part(45),
     "agreement": Part(60, ("lightning", "scipy", "matplotlib")),
     "memory": Part(50, ("lightning",)),

@@ -204,6 +204,27 @@ def test_a_step_misses_its_bar_by_its_products(monkeypatch: pytest.MonkeyPatch) 
     assert figures.missed == [f"1 x 8 rows, {precision}: a step / its products" for precision in steps.IN]
 
 
+def test_a_step_is_replayed_as_in_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(work: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(work)
+        return work
+
+    monkeypatch.setattr(steps, "recorder_for", lambda _: record)
+    aligner, (x, y) = INN(1, 16, 16), torch.randn(2, 1, 64, 16)
+    run = steps.as_fitted(aligner, x, y, "float32")
+    for _ in range(3):
+        aligner.zero_grad()
+        run()
+    assert len(recorded) == 1
+    assert all(weight.grad is not None for weight in aligner.parameters())
+    monkeypatch.setattr("aligners.fitting.recorded_steps.MOST_WORK", 0)
+    aligner.zero_grad()
+    run()
+    assert all(weight.grad is not None for weight in aligner.parameters())
+
+
 @pytest.fixture
 def watched_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device whose nvidia-smi says what is in use, until it is ended."""
