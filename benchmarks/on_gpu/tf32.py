@@ -76,7 +76,8 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     size = SMALL if small else FULL
     rows = typed_rows(size, device.name)
     exact = trained(rows, size, "float32", device.name)
-    faster = trained(rows, size, "tf32" if device.tf32 else "float32", device.name)
+    coarse: Precision = "tf32" if device.tf32 else "float32"
+    faster = trained(rows, size, coarse, device.name)
     for what, values in exact.items():
         compare(figures, what, values, faster[what])
 
@@ -94,13 +95,11 @@ def typed_rows(size: Size, device: str) -> TypedRows:
         order = torch.randperm(size.rows, generator=draw)
         x.append(rows.x[0, order])
         y.append(rows.y[0, order])
-    return TypedRows(
-        torch.stack(x).to(device),
-        torch.stack(y).to(device),
-        rows.held_x.expand(SEEDS, -1, -1).to(device),
-        rows.held_y.expand(SEEDS, -1, -1).to(device),
-        (held_out >= seen).to(device),
-    )
+    held_x = rows.held_x.expand(SEEDS, -1, -1)
+    held_y = rows.held_y.expand(SEEDS, -1, -1)
+    unseen = held_out >= seen
+    found = TypedRows(torch.stack(x), torch.stack(y), held_x, held_y, unseen)
+    return TypedRows(*(part.to(device) for part in found))
 
 
 def trained(
@@ -116,7 +115,8 @@ def trained(
     errors = MapErrors(moments.mean_x, moments.mean_y).to(device)
     with torch.no_grad():
         errors.update(aligner, rows.held_x, rows.held_y, rows.unseen)
-        lost = divergence(aligner(rows.held_x), rows.held_y)
+        mapped = aligner(rows.held_x)
+        lost = divergence(mapped, rows.held_y)
     found = errors.compute()
     figures = {what: found[name] for name, what in ERRORS.items()}
     return figures | {KL: lost}
@@ -130,7 +130,8 @@ def divergence(mapped: Tensor, truth: Tensor) -> Tensor:
     head *= SHARPNESS / (width**0.5 * truth.std())
     expected = torch.log_softmax(truth @ head, -1)
     found = torch.log_softmax(mapped @ head, -1)
-    return (expected.exp() * (expected - found)).sum(-1).mean(-1)
+    lost = expected.exp() * (expected - found)
+    return lost.sum(-1).mean(-1)
 
 
 def compare(figures: Figures, what: str, exact: Tensor, faster: Tensor) -> None:
