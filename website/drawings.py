@@ -20,7 +20,7 @@ def with_drawings(markdown: str, folder: Path) -> str:
     """Put each SVG in the place of the line that shows it.
 
     Args:
-        markdown: of a page.
+        markdown: markdown of a page.
         folder: that of the page.
     """
 
@@ -40,7 +40,7 @@ def with_figures(markdown: str, image: Callable[[str], bytes]) -> str:
     """Put each PNG into a box, where a narrow screen shows it as large as it can be read, and scrolls it.
 
     Args:
-        markdown: of a page.
+        markdown: markdown of a page.
         image: returns the PNG of a path that the page names.
     """
 

@@ -38,8 +38,8 @@ def executed(path: Path, number: int = 1, count: int = 1) -> NotebookNode:
     """Run a tutorial from the repository's root, and show which cell it is at.
 
     Args:
-        path: of the script.
-        number: of this tutorial.
+        path: path of the script.
+        number: number of this tutorial.
         count: of all tutorials.
 
     Returns:

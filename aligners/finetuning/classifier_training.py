@@ -39,7 +39,7 @@ LARGEST_GRADIENT = 1.0  # norm over all weights, likewise
 
 @dataclass(frozen=True)
 class FinetuningRecipe:
-    """How a classifier is fine-tuned: AdamW, warm-up, decay. The defaults are those of Wu et al. 2020, Table 1.
+    """A recipe for fine-tuning a classifier: AdamW, warm-up, decay. Defaults are those of Wu et al. 2020, Table 1.
 
     Args:
         learning_rate: AdamW's, reached after the warm-up.
@@ -80,7 +80,7 @@ class FinetuningRecipe:
 
 
 class Finetuning(KnownLength):
-    """Trains a classifier with dropout and measures it; or a regression head, on squared errors; or a `task`.
+    """Trains and measures a classifier, with dropout; or a regression head, on squared errors; or a head for a `task`.
 
     By default, training takes 3 epochs, and gradients are clipped to a norm of 1. The Trainer's `max_epochs` and
     `gradient_clip_val` change that; `gradient_clip_val=0` turns clipping off.
@@ -183,7 +183,7 @@ class Finetuning(KnownLength):
         return loss
 
     def _losses(self, batch: TextBatch) -> Tensor:
-        """The loss of each text to fit on, (B,)."""
+        """Return the loss of each text to fit on, (B,)."""
         logits = self.logits(batch)
         if self.task is not None:
             return self.task.losses(logits, batch, "fit")
@@ -218,7 +218,7 @@ class Finetuning(KnownLength):
         }
 
     def _random_states(self) -> list[Tensor]:
-        """The states of this rank's random numbers as the next batch begins."""
+        """Return the states of this rank's random numbers as the next batch begins."""
         if self._random is not None:
             return self._random
         states = [torch.get_rng_state()]
@@ -257,7 +257,7 @@ class Finetuning(KnownLength):
         self._means.update(torch.stack([correct, measured["loss"]]))
 
     def _measured(self, batch: TextBatch, split: Split) -> dict[str, Tensor]:
-        """What `scores` has of each text of a batch, (B,)."""
+        """Return the entries of `scores` for each text of a batch, (B,)."""
         logits = self.logits(batch)
         if self.task is not None:
             return self.task.measures(logits, batch, split)
@@ -349,7 +349,7 @@ def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Ten
 def measured_columns(
     score: Score, scores: Mapping[str, Tensor], labels: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """Accuracy, loss and the task's score, mean over M models, with intervals over the texts: each (C,).
+    """Return accuracy, loss and the task's score, mean over M models, with intervals over the texts: each (C,).
 
     Args:
         score: the task's.

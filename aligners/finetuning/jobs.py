@@ -77,7 +77,7 @@ class Variant:
 
 
 def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
-    """Parse variants; each is returned once, in the order in which they are written.
+    """Parse variants; return each once, in the order in which they are written.
 
     Args:
         written: `none`, `bottom:4`, `top:4`, `layers:3`; or `bottom:all` for none and 0..L (Merchant et al., Figure 3),
@@ -148,7 +148,7 @@ class Job:
         return self.folder.as_posix()
 
     def columns(self) -> Row:
-        """What a report says of it."""
+        """Columns of a report that describe it."""
         return {
             "base": self.base,
             "variant": self.variant.name,
@@ -229,7 +229,7 @@ def _fit_and_test(
 
 
 def _sizes(model: PreTrainedModel) -> Row:
-    """How many parameters the model has, and how many of them train."""
+    """Return the number of the model's parameters, and of those that train."""
     parameters = trained = 0
     for weight in model.parameters():
         parameters += weight.numel()
@@ -241,7 +241,7 @@ def _sizes(model: PreTrainedModel) -> Row:
 def _module(
     job: Job, data: ModelTexts, recipe: FinetuningRecipe
 ) -> tuple[Finetuning, PreTrainedTokenizerBase]:
-    """What trains the classifier, and its tokenizer."""
+    """Return the module that trains the classifier, and its tokenizer."""
     task = token_task(data, job.place)
     model, tokenizer = _classifier(job, data, task)
     module = Finetuning(
@@ -253,7 +253,7 @@ def _module(
 def _classifier(
     job: Job, data: ModelTexts, task: TokenTask | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model to train, with a new head, and its tokenizer."""
+    """Return the model to train, with a new head, and its tokenizer."""
     _, revision = data.named()[job.place]
     make = partial(data.classifier, job.base, seed=job.seed, revision=revision)
     if task is not None:
@@ -267,7 +267,7 @@ def _classifier(
 
 
 def _measured(module: Finetuning, data: ModelTexts, score: str) -> Row:
-    """The figures of a test, of which the loss is the last, and the numbers of texts."""
+    """Return the figures of a test, the loss last, and the numbers of texts."""
     if module.task is None:
         answers = data.answers("test")
         known = cast(Score, score)
@@ -284,7 +284,7 @@ def _measured(module: Finetuning, data: ModelTexts, score: str) -> Row:
 
 
 def _resumed_from(last: Path, module: Finetuning) -> Path | None:
-    """The checkpoint of an interrupted training, if there is one of this classifier."""
+    """Return the checkpoint of an interrupted training of this classifier, if there is one."""
     if not last.is_file():
         return None
     try:
@@ -379,7 +379,7 @@ def _refuse_other(
 
 
 def _named(models: Sequence[Identity], name: str) -> Identity | None:
-    """The model of this name; None: there is none."""
+    """Return the model of this name; None if there is none."""
     for model in models:
         if model["name"] == name:
             return model

@@ -1,4 +1,4 @@
-"""What a model is fine-tuned for besides classes: spans that answer questions, and dependency trees."""
+"""Targets of fine-tuning besides classes: spans that answer questions, and dependency trees."""
 
 from abc import ABC, abstractmethod
 from functools import partial
@@ -69,14 +69,14 @@ class TokenTask(ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
-        """The loss of each text, (B,), from the outputs of the head, (B, T, outputs)."""
+        """Return the loss of each text, (B,), from the outputs of the head, (B, T, outputs)."""
 
     @abstractmethod
     def measures(self, outputs: Tensor, batch: TextBatch, split: Split) -> Measures:
         """`COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
 
     def _read(self, batch: TextBatch, split: Split) -> tuple[Rows, Any]:
-        """The rows of a batch, and where their tokens lie, padded as the batch is."""
+        """Return the rows of a batch, and where their tokens lie, padded as the batch is."""
         texts = getattr(self.data.texts, split)
         rows = texts[list(batch.text_numbers)]
         parts = [rows["text"]]
@@ -106,7 +106,7 @@ class Spans(TokenTask):
     outputs = 2
 
     def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
-        """Cross-entropy of the first answer's ends, their mean; an answer that was cut off costs nothing."""
+        """Return the cross-entropy of the first answer's ends, averaged; an answer that was cut off has no loss."""
         rows, tokens = self._read(batch, split)
         ends = []
         for number, answers in enumerate(rows[ANSWERS]):
@@ -127,7 +127,7 @@ class Spans(TokenTask):
         return losses.mean(1)
 
     def measures(self, outputs: Tensor, batch: TextBatch, split: Split) -> Measures:
-        """As in `TokenTask`, of the most likely span of the passage."""
+        """Measure as in `TokenTask`, for the most probable span of the passage."""
         rows, tokens = self._read(batch, split)
         spans = self._spans(outputs, tokens)
         longest = outputs.shape[1]
@@ -150,7 +150,7 @@ class Spans(TokenTask):
         }
 
     def _spans(self, outputs: Tensor, tokens: Any) -> Tensor:
-        """Scores of all spans of the passages by first and last token, (B, T, T); -inf of those that cannot be."""
+        """Score all spans of the passages by first and last token, (B, T, T); -inf for impossible ones."""
         number, longest, _ = outputs.shape
         parts = map(tokens.sequence_ids, range(number))  # 1: the passage
         passage = torch.tensor([[part == 1 for part in ids] for ids in parts])
@@ -166,7 +166,7 @@ class Spans(TokenTask):
 
 
 def _squad_scores(given: str, answers: Any) -> list[float]:
-    """F1 and exact match of an answer, against the best of those that are right."""
+    """Return F1 and exact match of an answer, against the closest correct answer."""
     prediction = {"prediction_text": given, "id": ""}
     target = {"answers": answers, "id": ""}
     scores = squad([prediction], [target])
@@ -176,7 +176,7 @@ def _squad_scores(given: str, answers: Any) -> list[float]:
 
 
 class Biaffine(nn.Module):
-    """Scores of arcs between the words of a sentence, and of the relation of each arc.
+    """Scores arcs between the words of a sentence, and the relation of each arc.
 
     Args:
         relations: R, their number.
@@ -193,7 +193,7 @@ class Biaffine(nn.Module):
         self.relation = nn.Parameter(relation)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features of words (B, W, 2 · 500 + 2 · 100) to scores of the arc from i to its head j, and of its relations.
+        """Map words' features (B, W, 2 · 500 + 2 · 100) to scores of the arc from i to its head j and its relations.
 
         Returns:
             (B, W, W, 1 + R)
@@ -216,7 +216,7 @@ def _biaffine(words: Tensor, matrices: Tensor, heads: Tensor) -> Tensor:
 
 
 def _with_one(states: Tensor) -> Tensor:
-    """One more feature that is 1, so that a product with a matrix has an offset."""
+    """Append a feature that is 1, so that a product with a matrix includes an offset."""
     return nn.functional.pad(states, (0, 1), value=1.0)
 
 
@@ -261,7 +261,7 @@ class Trees(TokenTask):
         return model
 
     def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
-        """Cross-entropy of each word's head, and of its relation at the true head; mean over words."""
+        """Return the cross-entropy of each word's head, and of its relation at the true head; mean over words."""
         scores, true = self._scores(outputs, batch, split)
         return tree_losses(scores, true)
 
@@ -284,7 +284,7 @@ class Trees(TokenTask):
     def _scores(
         self, outputs: Tensor, batch: TextBatch, split: Split
     ) -> tuple[Tensor, TrueTrees]:
-        """Scores (B, W, W, 1 + R) of arcs and their relations, and what is true."""
+        """Return scores (B, W, W, 1 + R) of arcs and their relations, and the true trees."""
         rows, tokens = self._read(batch, split)
         true = self._true(rows, tokens).to(outputs.device)
         first, heads, relations = true
@@ -301,7 +301,7 @@ class Trees(TokenTask):
         return scores, TrueTrees(heads, relations, read & head_read)
 
     def _true(self, rows: Rows, tokens: Any) -> Tensor:
-        """The first token, the head and the relation of each word, (3, B, W); -100 where there is none."""
+        """Return the first token, the head and the relation of each word, (3, B, W); -100 where there is none."""
         sentences = sentences_in(rows)
         longest = max([len(sentence.words) for sentence in sentences])
         found = torch.full((3, len(sentences), longest), NOTHING)
@@ -324,7 +324,7 @@ class Trees(TokenTask):
 
 
 def tree_losses(scores: Tensor, true: TrueTrees) -> Tensor:
-    """Cross-entropy of heads and of relations at the true heads, mean over the words of each sentence, (B,).
+    """Return the cross-entropy of heads and of relations at the true heads, mean over each sentence's words, (B,).
 
     Args:
         scores: of arcs and relations, (B, W, W, 1 + R).
@@ -351,7 +351,7 @@ def _at(values: Tensor, heads: Tensor) -> Tensor:
 
 
 def token_task(data: ModelTexts, place: int) -> TokenTask | None:
-    """The task of texts without classes: answers or trees; None for classes, and for numbers to predict."""
+    """Return the task of texts without classes: answers or trees; None for classes, and for numbers to predict."""
     kinds: dict[str, Any] = {"spans": Spans, "trees": Trees}
     if data.targets not in kinds:
         return None
@@ -359,7 +359,7 @@ def token_task(data: ModelTexts, place: int) -> TokenTask | None:
 
 
 def token_columns(scores: Measures, seed: int) -> Measures:
-    """Score, accuracy and loss, with intervals over texts, each (1,).
+    """Return score, accuracy and loss, with intervals over texts, each (1,).
 
     Args:
         scores: `COUNTS` of each text, (1, 1, n).

@@ -82,7 +82,7 @@ def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
 
 
 def _truncations(kind: Kind, depth: int) -> list[Condition]:
-    """A head at every site, above which all blocks are skipped."""
+    """Return a condition for a head at every site, above which all blocks are skipped."""
     found = []
     for site in range(depth):
         found.append(Condition(kind, site, first=site + 1, last=depth))
@@ -158,7 +158,7 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             check_labels(model, labels, data.text.source)
 
     def _task(self, model: FrozenModel) -> ScoredTask:
-        """What is asked of the models, and how it is scored."""
+        """Return the models' task, and how it is scored."""
         data = self.stream
         if data.targets != "choices":
             return ScoredTask.of(data, model, seed=self.seed)
@@ -193,7 +193,7 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         return self._in_data_order(batch, place, logits)
 
     def _in_data_order(self, batch: TextBatch, place: int, logits: Tensor) -> Tensor:
-        """Logits of a model in the order of the data's classes, or of the answers to choose from."""
+        """Return a model's logits in the order of the data's classes, or of the answers to choose from."""
         ordered = in_data_order(logits, self.class_maps[place])
         return among_answers(ordered, batch.answers)
 
@@ -331,7 +331,7 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         self.doubt_orders(native)
 
     def _mean_rows(self, tables: Sequence[Table], base: bool) -> list[Row]:
-        """The rows of the mean over all fine-tuned models, or all base models, if they are equally deep."""
+        """Return the rows of the mean over all fine-tuned models, or all base models, if they are equally deep."""
         places = []
         depths = set()
         for place, model in enumerate(self.models):

@@ -31,7 +31,7 @@ Start = Literal["identity", "linear", "procrustes", "random"]
 
 
 class Started(Scaled):
-    """What the stitching layers share: a linear start, and the FVU as their loss on activations.
+    """What stitching layers share: a linear start, and the FVU as their loss on activations.
 
     Until `fit` or `adopt` is called, states are neither centred nor scaled, and a start that needs moments is the
     identity (at unequal widths, padded with zeros or cut).
@@ -83,12 +83,12 @@ class Started(Scaled):
 
     @torch.no_grad()
     def adopt(self, aligner: Aligner, moments: Moments) -> None:
-        """Start at a map that is already fitted, in the place of `start`.
+        """Start at a map that is already fitted, in place of `start`.
 
         Args:
             aligner: a fitted closed form (`linear`, `permutation` and `canonical` of this package) of the same sites
                 and widths.
-            moments: of rows such as it was fitted on, from which centres and scales are taken.
+            moments: moments of rows such as it was fitted on, from which centres and scales are taken.
 
         Raises:
             ValueError: the aligner is no such map, or this layer cannot start at it.
@@ -142,7 +142,7 @@ class AffineLayer(Started):
             "procrustes", the (semi-)orthogonal map; "random", the draw of `torch.nn.Linear` on centred and scaled
             states, the same at every site.
         norm: whether a LayerNorm with gain and bias follows.
-        ridge: of least squares: the penalty of each feature, relative to its own variance.
+        ridge: ridge of least squares: the penalty of each feature, relative to its own variance.
 
     Raises:
         ValueError: the start is unknown or impossible, or the ridge is negative.
@@ -202,7 +202,7 @@ class AffineLayer(Started):
         return weight, level * pattern
 
     def _mean_square(self, weight: Tensor, moments: Moments) -> Tensor:
-        """The mean square of x W over rows and features, for x centred and scaled: (S, 1, 1)."""
+        """Return the mean square of x W over rows and features, for x centred and scaled: (S, 1, 1)."""
         scale = self.scaling.scale_x.double()
         total_variance = moments.n * scale.square()
         covariance = moments.xx / total_variance
@@ -223,7 +223,7 @@ class LowRank(Started):
         d_y: width of Y's states.
         rank: r, at least 1 and at most the smaller width.
         start: as for `AffineLayer`, cut to rank r.
-        ridge: of least squares: the penalty of each feature, relative to its own variance.
+        ridge: ridge of least squares: the penalty of each feature, relative to its own variance.
 
     Raises:
         ValueError: the rank is impossible, the start is unknown or impossible, or the ridge is negative.
@@ -249,7 +249,7 @@ class LowRank(Started):
 
     @torch.no_grad()
     def _begin_cut(self) -> None:
-        """Start at the identity, cut to rank r."""
+        """Start at the identity, truncated to rank r."""
         down = torch.eye(self.d_x, self.rank)
         up = torch.eye(self.rank, self.d_y)
         self.down.copy_(down)
@@ -341,7 +341,7 @@ class Orthogonal(Started):
         self.bias.copy_(centred / self.scaling.scale_y)
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """The fan-in of the rotation for the entries of A."""
+        """Return the fan-in of the rotation for the entries of A."""
         if name == "skew":
             return self.d_x
         return super().fan_in(name, parameter)
@@ -376,7 +376,7 @@ def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor
 
 
 def _feature_deviations(moments: Moments) -> Tensor:
-    """The deviations of Y's features, (S, 1, d_y), raised where a feature hardly varies: they are divided by."""
+    """Return the deviations of Y's features, (S, 1, d_y), raised where one hardly varies, as they are divisors."""
     variance = squares(moments.yy) / moments.n
     mean = variance.mean(-1, keepdim=True)
     raised = variance.clamp(min=_SMALLEST_VARIANCE * mean)
@@ -384,7 +384,7 @@ def _feature_deviations(moments: Moments) -> Tensor:
 
 
 def _steady_pattern(moments: Moments, deviation: Tensor) -> Tensor:
-    """The pattern over Y's features, divided by their deviations, in which they vary least.
+    """Return the pattern over Y's features, divided by their deviations, that varies least.
 
     Returns:
         (S, 1, d_y), of mean zero and mean square one.

@@ -98,11 +98,11 @@ class Aligner(nn.Module, ABC):
         )
 
     def start_names(self) -> Sequence[str]:
-        """The starting map of a trained aligner at each site: the name of a closed form, or "random"."""
+        """Return the starting map of a trained aligner at each site: the name of a closed form, or "random"."""
         return ["random"] * self.sites
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """Number of inputs that a parameter sums over, by which its learning rate is divided: see `make_optimizer`.
+        """Return the number of inputs that a parameter sums over, which divides its rate; see `make_optimizer`.
 
         Args:
             name: the parameter's name in this module.
@@ -113,7 +113,7 @@ class Aligner(nn.Module, ABC):
         return parameter.shape[-2]
 
     def rate_share(self, name: str) -> Tensor | None:
-        """The share of the learning rate at which each site of a parameter is trained, (S,); None: the full rate.
+        """Return the factor on each site's learning rate of a parameter, (S,); None: the full rate.
 
         Args:
             name: the parameter's name in this module.
@@ -121,15 +121,15 @@ class Aligner(nn.Module, ABC):
         return None
 
     def places(self, name: str) -> Sequence[int] | slice:
-        """The places of the bank that stand along the leading axis of a parameter or buffer, by its name."""
+        """Return the places of the bank along the leading axis of a parameter or buffer, by its name."""
         return slice(None)
 
     def findings(self) -> dict[str, Any]:
-        """What a report should say about this fit besides its errors, as plain values."""
+        """Return what a report should say about this fit besides its errors, as plain values."""
         return {}
 
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments after (sites, d_x, d_y), as plain values: enough to build an equal aligner.
+        """Return the constructor's arguments after (sites, d_x, d_y), as plain values, to build an equal aligner.
 
         Those by keyword that the aligner keeps as attributes of the same names.
         """
@@ -143,7 +143,7 @@ class Aligner(nn.Module, ABC):
 
 
 def _is_taken(cls: type[Aligner]) -> bool:
-    """Whether a class that is not ours has the name of one of ours, or of somebody else's."""
+    """Tell whether a class has the name of one of ours, or of somebody else's."""
     if cls.__module__.startswith("aligners."):
         return False
     import aligners.maps  # which imports this module
@@ -177,7 +177,7 @@ class BankLinear(nn.Module):
 
 
 def _of_sites(value: Tensor, sites: int) -> nn.Parameter:
-    """A parameter that starts at the same value at every site."""
+    """Make a parameter that starts at the same value at every site."""
     values = value.expand(sites, -1, -1).clone()
     return nn.Parameter(values)
 
@@ -216,11 +216,11 @@ class Scaling(nn.Module):
         self.scale_y.copy_(scale_y)
 
     def scale(self, x: Tensor) -> Tensor:
-        """States of X, centred and scaled."""
+        """Centre and scale states of X."""
         return (x - self.mean_x) / self.scale_x
 
     def scale_target(self, y: Tensor) -> Tensor:
-        """States of Y, centred and scaled."""
+        """Centre and scale states of Y."""
         return (y - self.mean_y) / self.scale_y
 
     def unscale(self, x: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class Scaling(nn.Module):
 
 
 def deviation(scatter: Tensor, n: Tensor) -> Tensor:
-    """Root mean variance over the features of n centred rows with this scatter, (S, d, d) -> (S, 1, 1)."""
+    """Return the root mean variance over the features of n centred rows with this scatter, (S, d, d) -> (S, 1, 1)."""
     variance = squares(scatter).mean(-1) / n
     root = variance.sqrt()
     return root[:, None, None]
@@ -248,20 +248,20 @@ class Scaled(Aligner, registered=False):
 
     @abstractmethod
     def _mapped(self, x: Tensor) -> Tensor:
-        """The map up to Y's centre and scale: (S, N, d_x) -> (S, N, d_y)."""
+        """Map up to Y's centre and scale: (S, N, d_x) -> (S, N, d_y)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
         return self.scaling.unscale_target(self._mapped(x))
 
     def loss(self, x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
-        """FVU of the batch, or of its rows where `real` (N,) is 1, at each site, (S,)."""
+        """Return the FVU of the batch, or of its rows where `real` (N,) is 1, at each site, (S,)."""
         residual = self._mapped(x) - self.scaling.scale_target(y)
         return mean_square(residual, real)
 
 
 def mean_square(residual: Tensor, real: Tensor | None = None) -> Tensor:
-    """The mean square over the dimensions and rows of each site, (S, N, d) -> (S,).
+    """Return the mean square over the dimensions and rows of each site, (S, N, d) -> (S,).
 
     Args:
         residual: finite in every row, those left out as well: their gradient is zero times what they are.

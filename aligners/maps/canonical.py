@@ -43,7 +43,7 @@ class _Canonical(Affine):
         d_y: width of Y's states.
         shrink: scale each direction by its correlation.
         tolerance: eigenvalues of a correlation matrix of states below this share of the largest count as zero.
-        share: of the variance or of the projection weight, in (0, 1].
+        share: share of the variance or of the projection weight, in (0, 1].
         directions: how many to keep; None: all.
 
     Raises:

@@ -127,7 +127,7 @@ class Linear(Affine):
 
 
 class Ridge(Affine):
-    """Ridge regression with an intercept: least squares that shrinks, by as much as other rows ask for.
+    """Ridge regression with an intercept: least squares with shrinkage, whose strength other rows choose.
 
     The baseline where rows are few: least squares itself is worthless at as many rows as dimensions. The strength
     of each site is chosen by the error on validation rows, or, without any, by generalised cross-validation: see
@@ -164,7 +164,7 @@ class Ridge(Affine):
         self.set_map(moments, weight)
 
     def findings(self) -> dict[str, Any]:
-        """The strength at each site, what chose it, and where it is the largest or smallest that was tried."""
+        """Return the strength at each site, what chose it, and where it is the largest or smallest candidate."""
         chosen_by = "generalised cross-validation on the fitting rows"
         rows = int(self.validation_rows.max())
         if rows:
@@ -314,4 +314,4 @@ class Identity(Aligner):
         return y
 
     def fit(self, moments: Moments) -> None:
-        """Nothing to fit."""
+        """Fit nothing."""

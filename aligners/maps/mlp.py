@@ -106,7 +106,7 @@ class FreeForm(Aligner):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        parameters: of both networks together, as for `MLP`. Default: two of its default networks.
+        parameters: parameters of both networks together, as for `MLP`. Default: two of its default networks.
         cycle: c, the weight of the round trips.
 
     Raises:

@@ -23,14 +23,14 @@ STRENGTHS = (
 
 
 class OneSize(NamedTuple):
-    """Moments of states whose features are divided by sizes, so that a ridge asks the same of each.
+    """Moments of states whose features are divided by sizes, so that a ridge shrinks all features alike.
 
     The size of a feature is the root of its sum of squares. Language models have features of up to 10,000 times the
     size of the others: a ridge in proportion to the mean of all would leave only those.
 
     Attributes:
         sizes: (S, d_x) of the features.
-        moments: of the divided states; zero where a feature does not vary.
+        moments: moments of the divided states; zero where a feature does not vary.
     """
 
     sizes: Tensor
@@ -101,7 +101,7 @@ def _first_site(failed: Tensor) -> int:
 def ridge_regression(
     moments: Moments, ridges: Sequence[float], validation: Moments | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Least squares of each site under the ridge with the least error on other rows, however few the fitting rows.
+    """Solve least squares at each site with the ridge of least error on other rows, however few the fitting rows.
 
     Each ridge is tried in two ways: relative to each feature's own variance, as in `least_squares`, and relative to the
     mean of all. The first holds whatever the features' scales; where these differ little and rows are few, the second
@@ -113,7 +113,7 @@ def ridge_regression(
     alike.
 
     Args:
-        moments: of the fitting rows.
+        moments: moments of the fitting rows.
         ridges: to choose from.
         validation: moments of other rows, of the same sites.
 
@@ -241,7 +241,7 @@ def ridge_path(
     """The maps of ridge regression under each ridge in turn; one eigendecomposition serves all.
 
     Args:
-        moments: of the fitting rows.
+        moments: moments of the fitting rows.
         ridges: relative to each feature's own variance; `common`: to the mean of all.
         towards: W₀ (d_x, d_y); the penalty is then on W − W₀. Default: 0.
         common: see `ridge_regression`.
@@ -335,7 +335,7 @@ def _null_directions(
 
 
 def fixed_direction(like: Tensor) -> Tensor:
-    """A direction that no data have chosen, cos 1, cos 2, ..., cos d: (d,), for a tensor (..., d)."""
+    """Return a fixed direction that no data have chosen, cos 1, cos 2, ..., cos d: (d,), for a tensor (..., d)."""
     d = like.shape[-1]
     numbers = torch.arange(1.0, 1 + d, dtype=like.dtype, device=like.device)
     return numbers.cos()
@@ -347,7 +347,7 @@ def deviations(
     """Standard deviation of every neuron of X (S, d_x) and of Y (S, d_y).
 
     Args:
-        moments: of the fitting rows.
+        moments: moments of the fitting rows.
         constant_neurons: allow constant neurons, unless all of a site are.
 
     Raises:

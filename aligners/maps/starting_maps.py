@@ -111,7 +111,7 @@ def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, 
     symmetric W with W Σ W = I + M Mᵀ. (By Cauchy and Schwarz, tr(W Σ) · tr(W⁻¹ (I + M Mᵀ)) is then least.)
 
     Args:
-        moments: of the fitting rows; Σ is the covariance of x, divided by its mean variance.
+        moments: moments of the fitting rows; Σ is the covariance of x, divided by its mean variance.
         start: M, (S, d, d).
         rigid: (S,) where M stretches nothing, and so amplifies nothing: there A is I.
 
@@ -146,8 +146,8 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
     every run. Where rows are alike, as neighbours in a text are, so are the two sets, as after a random split.
 
     Args:
-        moments: of n rows, at least 2.
-        share: of the rows in the second set.
+        moments: moments of n rows, at least 2.
+        share: share of the rows in the second set.
 
     Returns:
         The moments of the two sets, with the means of all rows.

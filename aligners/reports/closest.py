@@ -1,4 +1,4 @@
-"""Which map of a table is closest, trained or not, and how much it leaves unexplained, in words."""
+"""Which map of a table is closest, trained or not, and how much variance it leaves unexplained, in words."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ LEAST_NATS = 0.0005  # less reads as 0.000, and is said to be less than 0.001 na
 
 
 def known_lines(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    """The methods whose rows all have a finite value in a column, trained or not, with these rows."""
+    """Return the methods whose rows all have a finite value in a column, trained or not, with these rows."""
     lines = grouped(rows, "method")
     return {
         name: line for name, line in lines.items() if math.isfinite(mean(line, column))
@@ -23,17 +23,17 @@ def known_lines(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
 
 
 def closest(lines: Lines, column: str) -> str | None:
-    """The method with the least mean of a column; None of no methods."""
+    """Return the method with the smallest mean of a column; None if there are no methods."""
     return min(lines, key=lambda name: mean(lines[name], column), default=None)
 
 
 def trained(lines: Lines) -> dict[str, Sequence[Row]]:
-    """Those that are trained in all of their rows."""
+    """Return the methods that are trained in all of their rows."""
     return {name: line for name, line in lines.items() if all(map(is_trained, line))}
 
 
 def with_training(name: str, line: Sequence[Row]) -> str:
-    """A method's name and, if it kept its start or diverged, where: `mlp (untrained at site 2)`."""
+    """Return a method's name and, if it kept its start or diverged, where: `mlp (untrained at site 2)`."""
     untrained = [row for row in line if not is_trained(row)]
     if not untrained:
         return name

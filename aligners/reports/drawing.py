@@ -232,7 +232,7 @@ def lines_by_site(
 
 
 def _column(rows: Sequence[Row], column: str, scale: float) -> NDArray[np.float64]:
-    """The scaled values of a column; NaN where there is none."""
+    """Return the scaled values of a column; NaN where there is none."""
     return scale * np.array([number(row.get(column)) for row in rows])
 
 
@@ -252,7 +252,7 @@ class SitePanel(NamedTuple):
     levels: Sequence[Level] = ()
 
     def all_trained(self) -> bool:
-        """Whether every map of its lines is trained."""
+        """Tell whether every map of the panel's lines is trained."""
         for _, _, cells in self.lines:
             for row in cells:
                 if row is not None and not is_trained(row):

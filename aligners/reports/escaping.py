@@ -1,4 +1,4 @@
-"""Text from models, files and options as each kind of output takes it: what looks like its syntax is plain text there.
+"""Escapes text from models, files and options for each kind of output, so that nothing in it acts as syntax.
 
 HTML is escaped by Jinja, LaTeX by `aligners.reports.study.study_report`, what is printed by `aligners.errors.visible`.
 """
@@ -40,7 +40,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def csv_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as CSV may hold it: no cell and no heading is a formula."""
+    """Make a table safe for CSV: no cell and no heading is a formula."""
     from pandas.api.types import is_numeric_dtype
 
     plain = frame.rename(columns=csv_cell)
@@ -52,7 +52,7 @@ def csv_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as a cell of CSV: a text that a spreadsheet would compute begins with an apostrophe."""
+    """Make a value safe for a cell of CSV: a text that a spreadsheet would compute begins with an apostrophe."""
     if not isinstance(value, str):
         return value
     shown = visible(value)
@@ -68,19 +68,19 @@ def _is_number(text: str) -> bool:
 
 
 def in_markdown(text: str) -> str:
-    """A text for Markdown, in which it is no link, no image and no HTML; its code and its emphasis stay."""
+    """Make a text safe for Markdown: no link, image or HTML; its code and its emphasis stay."""
     return IN_MARKDOWN.sub(r"\\\g<0>", visible(text))
 
 
 def in_cell(text: str) -> str:
-    """A text for a cell of a Markdown table, in one line."""
+    """Make a text safe for a cell of a Markdown table, in one line."""
     return in_markdown(" ".join(text.split())).replace("|", "\\|")
 
 
 def markdown_table(
     headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str
 ) -> list[str]:
-    """The lines of a table in Markdown: headings, the rule below them, rows."""
+    """Return the lines of a table in Markdown: headings, the rule below them, rows."""
     lines = []
     for cells in (headings, *rows):
         lines.append("| " + " | ".join(map(in_cell, cells)) + " |")

@@ -29,12 +29,12 @@ SHOWN = (
 
 
 def file_name(kind: str) -> str:
-    """Name of the files of a kind of report, which is the `name` of its Report."""
+    """Return the name of the files of a kind of report, which is the `name` of its Report."""
     return str(KINDS[kind].get("name", kind))
 
 
 def maker(kind: str) -> Callable[..., Report]:
-    """The function that makes a kind of report; its module is imported now."""
+    """Return the function that makes a kind of report, importing its module."""
     module = import_module(f".runs.{KINDS[kind]['module']}", __package__)
     make: Callable[..., Report] = module.report
     return make
@@ -91,12 +91,12 @@ class FinishedRun(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The run's options; none where there is no `config`."""
+        """The run's options; empty where there is no `config`."""
         return yaml.safe_load(self.config) or {}
 
     @property
     def figures(self) -> list[Path]:
-        """The images of the report's figures that are there."""
+        """The existing images of the report's figures."""
         found = []
         for name in self.report.figures:
             path = own_file(self.folder, f"{name}.png")
@@ -106,7 +106,7 @@ class FinishedRun(NamedTuple):
 
 
 def kinds_in(folder: Path) -> list[str]:
-    """The kinds of report that a run's folder holds."""
+    """Return the kinds of report that a run's folder holds."""
     return [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
 
 
@@ -137,7 +137,7 @@ def finished_run(folder: Path) -> FinishedRun:
 
 
 def refusing_report(place: Path) -> AbstractContextManager[None]:
-    """Within it, whatever the content of a report raises is an error that names the report.
+    """Context in which any error from a report's content becomes one that names the report.
 
     Args:
         place: its file, or the folder of its run.

@@ -79,12 +79,12 @@ def site_name(pair: tuple[int, int]) -> str:
 
 
 def site_names(pairs: Iterable[tuple[int, int]]) -> list[str]:
-    """The names of site pairs."""
+    """Return the names of site pairs."""
     return list(map(site_name, pairs))
 
 
 def site_of(row: Row) -> str:
-    """The name of a row's site pair."""
+    """Return the name of a row's site pair."""
     return site_name((row["site_x"], row["site_y"]))
 
 
@@ -138,12 +138,12 @@ def plain_score(rows: Iterable[Row]) -> str:
 
 
 def score_form(rows: Iterable[Row]) -> str:
-    """How a score is written in sentences: a percentage, or a number."""
+    """Write a score for a sentence: a percentage, or a number."""
     return ".1%" if score_name(rows) == "accuracy" else ".3f"
 
 
 def score_in_words(row: Row) -> str:
-    """A row's score with its interval, as sentences write it."""
+    """Write a row's score with its interval for a sentence."""
     return in_words(row, "score", score_form([row]))
 
 
@@ -157,7 +157,7 @@ def floor_words(rows: Iterable[Row]) -> str:
 
 
 def held_out_name(text: Row) -> str | None:
-    """The file or the split that the held-out texts of a report are, where they are not drawn from those to fit on."""
+    """Return the file or split of a report's held-out texts, if they are not drawn from those to fit on."""
     match = re.match("test: (.*?)(;|$)", str(text.get("split", "")))
     return match and match[1]
 
@@ -190,7 +190,7 @@ def in_words(row: Row, column: str, form: str, scale: float = 1) -> str:
 
 
 def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
-    """A value of a row ± half the width of its interval, as far as they are known, with the mark of `mark`."""
+    """Write a value of a row ± half the width of its interval, as far as they are known, with the mark of `mark`."""
     value = row.get(column)
     low = row.get(f"{column}_low")
     high = row.get(f"{column}_high")
@@ -203,7 +203,7 @@ def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
 
 
 def plain_number(value: float, digits: int = 3) -> str:
-    """A number as people write it: 12,345, 546, 1.25, 0.071; scientific below 0.0001 alone: 1.3e-06.
+    """Write a number as people do: 12,345, 546, 1.25, 0.071; in scientific notation only below 0.0001: 1.3e-06.
 
     Args:
         value: the number.
@@ -216,14 +216,14 @@ def plain_number(value: float, digits: int = 3) -> str:
 
 
 def percentage(share: float) -> str:
-    """A share in per cent: 31.0%, 4.2%, and below 0.1% two digits, 0.012%, so that no small one reads as none."""
+    """Write a share in per cent: 31.0%, 4.2%, and below 0.1% with two digits, 0.012%, so that none looks like zero."""
     if 0 < share < 0.001:
         return f"{100 * share:.2g}%"
     return fixed(share, ".1%")
 
 
 def four_digits(value: object) -> str:
-    """A value of a row for readers; empty where there is none."""
+    """Write a value of a row with four digits; empty where there is none."""
     if value is None or value != value:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -232,7 +232,7 @@ def four_digits(value: object) -> str:
 
 
 def aligned(value: float | None, places: int = 3) -> str:
-    """A number of a column of the screen, with as many decimals as the others, or whole from 100 on; empty for none."""
+    """Write a number of a screen column with as many decimals as the others, or whole from 100 on; empty for none."""
     if value is None or math.isnan(value):
         return ""
     if abs(value) < 100:
@@ -243,7 +243,7 @@ def aligned(value: float | None, places: int = 3) -> str:
 
 
 def blank(value: float | None, form: str) -> str:
-    """A value of a table; empty where there is none."""
+    """Return a value of a table; empty where there is none."""
     if value is None or math.isnan(value):
         return ""
     return format(value, form)
@@ -257,7 +257,7 @@ def value_range(found: Sequence[float], form: str) -> str:
 
 
 def span(rows: Sequence[Row], column: str, form: str) -> str:
-    """The range of a column's values, leaving out rows without one."""
+    """Return the range of a column's values, leaving out rows without one."""
     return value_range(values(known(rows, column), column), form)
 
 
@@ -265,7 +265,7 @@ def span(rows: Sequence[Row], column: str, form: str) -> str:
 
 
 def quoted(token: object) -> str:
-    """A token, or what else stands in a sentence as it was read, in quotation marks, on one line."""
+    """Quote a token, or whatever else a sentence repeats verbatim, on one line."""
     return json.dumps(str(token), ensure_ascii=False)
 
 

@@ -164,7 +164,7 @@ def _markdown(report: Report) -> str:
 
 
 def _of_rows(report: Report) -> str:
-    """The columns of a report's table; `site_x` stands for both sites, as `1→2` where they differ."""
+    """Return the columns of a report's table; `site_x` stands for both sites, as `1→2` where they differ."""
     lines = []
     for row in with_short_names(report.rows):
         sites = (row["site_x"], row["site_y"])
@@ -175,7 +175,7 @@ def _of_rows(report: Report) -> str:
 
 
 def _of_screen(table: SiteTable) -> str:
-    """A table of the screen as Markdown, below its title."""
+    """Write a table of the screen as Markdown, below its title."""
     headings = [f"{column.group} {column.texts[0]}".strip() for column in table.columns]
     cells = [column.cells for column in table.columns]
     rows = list(zip(*cells, strict=True))

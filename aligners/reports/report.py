@@ -1,4 +1,4 @@
-"""The report of a run, ready to be written and shown, and how reports choose, group and average rows."""
+"""The report of a run, ready to be written and shown, and functions to choose, group and average its rows."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,12 +50,12 @@ class Report:
 
     @property
     def findings(self) -> list[str]:
-        """All that it says in words, the lead first."""
+        """All sentences of the report, the lead first."""
         return list(filter(None, [self.lead, *self.sentences]))
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the JSON file holds."""
+        """The content of the JSON file."""
         content = {
             "meta": self.meta,
             "findings": self.findings,
@@ -70,7 +70,7 @@ class Report:
 
 
 def where(rows: Iterable[Row], **values: object) -> list[Row]:
-    """The rows whose columns have these values."""
+    """Return the rows whose columns have these values."""
     found = list(rows)
     for column, value in values.items():
         found = [row for row in found if row[column] == value]
@@ -78,17 +78,17 @@ def where(rows: Iterable[Row], **values: object) -> list[Row]:
 
 
 def known(rows: Iterable[Row], column: str) -> list[Row]:
-    """The rows that have a value in a column."""
+    """Return the rows that have a value in a column."""
     return [row for row in rows if row.get(column) is not None]
 
 
 def is_known(rows: Iterable[Row], column: str) -> bool:
-    """Whether any row has a value in a column."""
+    """Tell whether any row has a value in a column."""
     return bool(known(rows, column))
 
 
 def all_known(rows: Sequence[Row], *columns: str) -> bool:
-    """Whether every row has a value in each of these columns."""
+    """Tell whether every row has a value in each of these columns."""
     found: Iterable[Row] = rows
     for column in columns:
         found = known(found, column)
@@ -96,12 +96,12 @@ def all_known(rows: Sequence[Row], *columns: str) -> bool:
 
 
 def values(rows: Iterable[Row], column: str) -> list[Any]:
-    """The values of a column, row by row."""
+    """Return the values of a column, row by row."""
     return [row[column] for row in rows]
 
 
 def models_in(rows: Iterable[Row]) -> list[str]:
-    """The names in the columns that name a model, with repetitions."""
+    """Return the names in the columns that name a model, with repetitions."""
     names = []
     for row in rows:
         names += [row[column] for column in MODELS if column in row]
@@ -112,7 +112,7 @@ def models_in(rows: Iterable[Row]) -> list[str]:
 
 
 def grouped(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
-    """Values of columns that occur together (of one column: its values) -> their rows, in order of appearance."""
+    """Group rows by values of columns that occur together (for one column, by its values), in order of appearance."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         key: Any = tuple(map(row.get, columns))
@@ -123,22 +123,22 @@ def grouped(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
 
 
 def distinct(rows: Iterable[Row], *columns: str) -> list[Any]:
-    """The values of columns that occur together (of one column: its values), in order of appearance."""
+    """Return the values of columns that occur together (for one column, its values), in order of appearance."""
     return list(grouped(rows, *columns))
 
 
 def by_column(rows: Iterable[Row], column: str) -> dict[Any, Row]:
-    """Value of a column -> its row."""
+    """Return value of a column -> its row."""
     return {row[column]: row for row in rows}
 
 
 def by_sites(rows: Iterable[Row]) -> dict[tuple[int, int], Row]:
-    """Site pair -> its row."""
+    """Return site pair -> its row."""
     return {(row["site_x"], row["site_y"]): row for row in rows}
 
 
 def site_pairs(rows: Iterable[Row]) -> list[tuple[int, int]]:
-    """The site pairs of rows that have sites, in order of appearance."""
+    """Return the site pairs of rows that have sites, in order of appearance."""
     return distinct(known(rows, "site_x"), "site_x", "site_y")
 
 
@@ -151,12 +151,12 @@ def number(value: float | None) -> float:
 
 
 def numbers(rows: Iterable[Row], column: str, scale: float = 1) -> list[float]:
-    """The values of a column times `scale`; NaN where a row has none."""
+    """Return the values of a column times `scale`; NaN where a row has none."""
     return [scale * number(row.get(column)) for row in rows]
 
 
 def mean(rows: Iterable[Row], column: str, *, known: bool = False) -> float:
-    """The mean of a column; NaN if a row has no value or, with `known`, if none has."""
+    """Return the mean of a column; NaN if a row has no value or, with `known`, if no row has one."""
     found = np.array([number(row[column]) for row in rows], dtype=float)
     if known:
         found = found[~np.isnan(found)]
@@ -166,5 +166,5 @@ def mean(rows: Iterable[Row], column: str, *, known: bool = False) -> float:
 
 
 def largest(rows: Iterable[Row], column: str) -> Any:
-    """The largest value of a column, which need not be there; None if no row has one."""
+    """Return the largest value of a column, which may be missing; None if no row has one."""
     return max(values(known(rows, column), column), default=None)

@@ -19,7 +19,7 @@ WhenToOpen = Literal["auto", "true", "false"]
 
 
 class Column(NamedTuple):
-    """A column: the heading of its group or nothing, its own heading and its cells, and whether they stand right."""
+    """A column: the heading of its group, if any, its own heading and cells, and whether they are right-aligned."""
 
     group: str
     texts: list[str]
@@ -27,12 +27,12 @@ class Column(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        """What stands below the heading."""
+        """The cells below the heading."""
         return self.texts[1:]
 
 
 class SiteTable:
-    """A table for any width: where it is wider than the console its columns are split, and each part names the rows.
+    """A table for any width: if it is wider than the console, its columns are split, and parts repeat the rows' names.
 
     A name that is the same in all rows stands once above the table. Names that would take more than half of the width
     stand on lines of their own. Nothing is cut.
@@ -160,7 +160,7 @@ def _padded(part: Sequence[Column]) -> list[list[str]]:
 
 
 def _width(part: Sequence[Column]) -> int:
-    """How many cells of the console the columns take."""
+    """Return how many cells of the console the columns take."""
     width = -len(GAP)
     for texts in _padded(part):
         width += cell_len(texts[0] + GAP)
@@ -199,7 +199,7 @@ def open_where_there_is_a_desktop(path: Path, wanted: WhenToOpen = "auto") -> bo
 
 
 def _desktop() -> bool:
-    """Whether the process has a terminal, on this machine, and a display."""
+    """Tell whether the process has a terminal, on this machine, and a display."""
     if not sys.stdout.isatty() or os.environ.get("SSH_CONNECTION"):
         return False
     if sys.platform in ("darwin", "win32"):

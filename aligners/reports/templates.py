@@ -33,7 +33,7 @@ def page(template: str, **values: Any) -> str:
 
 
 def glossary(text: str) -> dict[str, str]:
-    """The terms of `glossary.yaml` that occur in a text, in the plural too, with their definitions."""
+    """Return the terms of `glossary.yaml` that occur in a text, in singular or plural, with their definitions."""
     found = {}
     for term, definition in GLOSSARY.items():
         names = "|".join(map(re.escape, term.split(" / ")))
@@ -43,5 +43,5 @@ def glossary(text: str) -> dict[str, str]:
 
 
 def _code(text: str) -> Markup:
-    """A sentence, what stands between backticks as code; a backtick alone is one."""
+    """Mark text between backticks as code; a single backtick is kept."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))

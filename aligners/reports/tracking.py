@@ -1,4 +1,4 @@
-"""Runs at W&B: how they begin and go on, what they were made from and leave, and a view of them all."""
+"""Runs at W&B: how they begin and resume, what they used and left, and a view of them all."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}
 
 
 def unfinished(folder: Path) -> str | None:
-    """The number of the W&B run of a folder whose command has not ended; None if it has, or there was none."""
+    """Return the number of the W&B run of a folder whose command has not ended; None if there is none."""
     path = folder / NUMBER
     if not path.is_file():
         return None
@@ -53,7 +53,7 @@ def new_number(folder: Path, before: str | None = None) -> str:
 
 
 def complete(folder: Path) -> None:
-    """Note that the run of a folder is complete: what follows from its files is another run."""
+    """Record that the run of a folder is complete: a command that uses its files is another run."""
     (folder / NUMBER).unlink(missing_ok=True)
 
 
@@ -64,7 +64,7 @@ def start_run(
     group: str | None = None,
     number: str | None = None,
 ) -> Any:
-    """Start a W&B run, or go on with one. It follows WANDB_MODE, but is online only for a user who is logged in.
+    """Start a W&B run, or resume one. It follows WANDB_MODE, but is online only for a user who is logged in.
 
     It never prompts.
 
@@ -110,7 +110,7 @@ def start_run(
 
 
 def logged_in() -> bool:
-    """Whether there is a key for W&B. It never prompts."""
+    """Tell whether there is a key for W&B. It never prompts."""
     import wandb
 
     return bool(wandb.login(prompt=False))
@@ -149,7 +149,7 @@ class RunArtifact(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its artifact: kind and models; for states the name of their folder, which says what they are of.
+        """Name of its artifact: kind and models; for states the name of their folder, which identifies them.
 
         W&B takes 128 letters, digits and `_.-`. A name that has to be changed for it ends in a hash of the whole.
         """
@@ -185,7 +185,7 @@ class RunArtifact(NamedTuple):
 
 
 def described(path: Path) -> RunArtifact | None:
-    """What a file of maps, layers or probes is, or a shared folder with one; None for anything else.
+    """Describe a file of maps, layers or probes, or a shared folder with one; None for anything else.
 
     Args:
         path: path of the file. Only its header is read.
@@ -212,7 +212,7 @@ def described(path: Path) -> RunArtifact | None:
 
 
 def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Command, models with their fingerprints, sites, maps and texts of a bank."""
+    """Return command, models with their fingerprints, sites, maps and texts of a bank."""
     data = header["data"]
     models = data["models"]
     if isinstance(models, dict):
@@ -230,7 +230,7 @@ def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Models and tasks of banks of probes."""
+    """Return models and tasks of banks of probes."""
     models, tasks = {}, set()
     for bank in header.values():
         about = bank["about"]
@@ -240,7 +240,7 @@ def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def states(folder: Path) -> RunArtifact:
-    """What a folder of stored states is."""
+    """Describe a folder of stored states."""
     held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     about = {
         **held["about"],

@@ -176,8 +176,8 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     """Figure 2 left: what stitching costs at each site, within and between groups of models.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         column: `penalty` in nats, `accuracy_penalty`, or `accuracy` of the stitched model.
     """
     frame = frames.of("stitching", column)

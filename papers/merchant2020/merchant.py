@@ -270,8 +270,8 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
     """Figures 2 and 5: RSA of a model with its fine-tunings at the same layer, in and out of their domain.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         panel: `text`: one for each text that no task is about, with a line for each task (Figure 2); `tuned`: one for
             each task, with a line for each text (Figure 5).
     """

@@ -90,8 +90,8 @@ def layer_maps(
     """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         within: whether each model is mapped to itself.
         component: what was mapped.
         column: the error.

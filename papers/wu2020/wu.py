@@ -104,8 +104,8 @@ def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
     """Figure 3: localization by layer, a line for each model, or for each family of many.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         printed: as the notebooks released with the paper have it; see `_localizations`.
     """
     frame = row_selection.of_one_stage(of_stages(frames, LOCALIZED, STAGES))
@@ -124,8 +124,8 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
     """Figure 7: localization by layer of a model and of each of its fine-tunings, a panel for each model.
 
     Args:
-        frames: of the study.
-        name: of the figure.
+        frames: frames of the study.
+        name: name of the figure.
         printed: as in `localization`.
 
     Raises:

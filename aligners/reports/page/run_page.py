@@ -76,7 +76,7 @@ def write_page(report: Report, folder: Path) -> Path:
 
 
 def models_of(meta: Row) -> list[Mapping[str, Any]]:
-    """Name, revision and fingerprint of each model, as far as the report says."""
+    """Return name, revision and fingerprint of each model, as far as the report has them."""
     models = meta.get("models") or []
     if isinstance(models, dict):
         models = models.values()
@@ -84,7 +84,7 @@ def models_of(meta: Row) -> list[Mapping[str, Any]]:
 
 
 def versions_of(meta: Row) -> list[str]:
-    """The versions and the device of a run, as far as its report says."""
+    """Return the versions and the device of a run, as far as its report has them."""
     versions = meta.get("versions") or {}
     said = [f"{name} {version}" for name, version in versions.items()]
     ranks = meta.get("ranks", 1)
@@ -103,7 +103,7 @@ def _title(report: Report) -> str:
 
 
 def _about(report: Report, run: str) -> str:
-    """The run, how many of which texts it read, and on what device."""
+    """Describe the run: how many of which texts it read, and on what device."""
     parts = [f"Run {run}"]
     source = report.meta.get("text", {}).get("source")
     if source:
@@ -118,7 +118,7 @@ def _about(report: Report, run: str) -> str:
 
 
 def _texts_read(report: Report) -> list[str]:
-    """How many texts of each split there are and, where fewer were read of one, how many."""
+    """Return how many texts each split has and, where fewer were read, how many were read."""
     meta = report.meta
     held_out = held_out_name(meta["text"])
     words = {"fit": "to fit on", "validation": "for validation", "test": "held out"}
@@ -148,7 +148,7 @@ def _last_part(path: object) -> str:
 
 
 def _listed(names: Iterable[str], most: int) -> str:
-    """Names, each once; of many, how many more there are."""
+    """List names, each once; if there are many, the first ones and the number of the others."""
     every = []
     for name in names:
         name = name.replace("\n", " ")
@@ -182,14 +182,14 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A row: its cells, and its role, which its look shows."""
+    """A row of a table: its cells, and its role, which decides its look."""
 
     cells: Sequence[Cell]
     role: str = ""
 
 
 class PageTable(NamedTuple):
-    """A table of a page: name of its anchor, title, caption, headings, rows."""
+    """A table of a page: anchor, title, caption, headings, rows."""
 
     name: str
     title: str
@@ -199,7 +199,7 @@ class PageTable(NamedTuple):
     folded: bool = False
 
     def without_constants(self) -> "PageTable":
-        """What is the same in all rows stands in the caption instead, of measured values only in a folded table."""
+        """Move columns with one value into the caption; measured values move only in a folded table."""
         if len(self.rows) < 2:
             return self
         kept, known = [], []
@@ -221,7 +221,7 @@ class PageTable(NamedTuple):
 
 
 def page_tables(report: Report) -> list[PageTable]:
-    """Those of the screen, then all rows, with short names of models."""
+    """Return the tables of the screen, then the table of all rows, with short names of models."""
     titles = [table.title for table in report.screen]
     tables = []
     for number, table in enumerate(report.screen, start=1):
@@ -233,7 +233,7 @@ def page_tables(report: Report) -> list[PageTable]:
 
 
 def _of_screen(table: SiteTable, name: str, one_of_several: bool) -> PageTable:
-    """A table of the screen; where several have one title, the groups of its columns are part of it."""
+    """Convert a table of the screen; if several share a title, their groups of columns are added to it."""
     headings, groups = [], []
     for column in table.columns:
         parts = filter(None, (column.group, column.texts[0]))
@@ -251,7 +251,7 @@ def _of_screen(table: SiteTable, name: str, one_of_several: bool) -> PageTable:
 
 
 def _how_to_read(lines: Sequence[Line]) -> str:
-    """The caption of a table: what its looks and marks mean."""
+    """Return the caption of a table: the meaning of its looks and marks."""
     caption = "Sort with the headings."
     if any(line.role == "ceiling" for line in lines):
         caption += " Bold: ceilings. Grey: floors."
@@ -262,7 +262,7 @@ def _how_to_read(lines: Sequence[Line]) -> str:
 
 
 def _sorted_by(text: str) -> float | str:
-    """The number that a cell begins with, or its text."""
+    """Return the number that a cell begins with, or its text."""
     first = text.replace(",", "").replace("−", "-").rstrip("*%").partition(" ")[0]
     try:
         return float(first)
@@ -271,7 +271,7 @@ def _sorted_by(text: str) -> float | str:
 
 
 def _of_rows(report: Report) -> PageTable:
-    """All rows, without the columns that are empty."""
+    """Return the table of all rows, without empty columns."""
     rows = with_short_names(report.rows[:MOST_ROWS])
     keys = []
     for key in report.rows[0]:
@@ -297,7 +297,7 @@ def _of_rows(report: Report) -> PageTable:
 
 
 def cell_of(row: Row, key: str) -> Cell:
-    """A value of a row to four digits, with its interval if it has one."""
+    """Format a value of a row with four digits, with its interval if it has one."""
     value, text = row.get(key), four_digits(row.get(key))
     low, high = four_digits(row.get(f"{key}_low")), four_digits(row.get(f"{key}_high"))
     interval = ""
@@ -313,7 +313,7 @@ def cell_of(row: Row, key: str) -> Cell:
 
 
 def _figures(report: Report, folder: Path) -> list[Row]:
-    """Each image that is there, for the page to hold."""
+    """Yield each existing image, for the page to embed."""
     figures = []
     for name in report.figures:
         path = own_file(folder, f"{name}.png")
@@ -353,7 +353,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def alt_text(image: bytes) -> str:
-    """The description that an image carries; images of earlier versions carry none."""
+    """Return the description stored in an image; images of earlier versions have none."""
     with Image.open(io.BytesIO(image)) as picture:
         said = picture.info.get(ENTRY)
     return str(said or "A figure without a description: its values are in the tables.")

@@ -1,1 +1,1 @@
-"""What a run has measured, as a report: a module or a folder for each kind, which `kinds.yaml` names."""
+"""The reports of runs: a module or a folder for each kind, as named in `kinds.yaml`."""

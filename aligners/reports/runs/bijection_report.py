@@ -1,4 +1,4 @@
-"""The report of what being a bijection costs: learning curves beside the floor, and the price in the end."""
+"""The report of the price of a bijection: learning curves with the floor, and the final price."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,17 +84,17 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
-    """Rows of a size, and of closed forms, which have none."""
+    """Return the rows of a size, with the closed forms, which have no size."""
     return [row for row in where(rows, **wanted) if row["size"] in (0, size)]
 
 
 def _by_seed(rows: Iterable[Row], column: str) -> list[float]:
-    """The mean of a column over sites, for each seed; NaN where one is no number."""
+    """Return the mean of a column over sites, for each seed; NaN where a value is missing."""
     return [mean(line, column) for line in grouped(rows, "seed").values()]
 
 
 def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[Row]:
-    """A map's rows after the most steps."""
+    """Return a map's rows after the most steps."""
     line = _of(rows, size, method=method, direction=direction)
     return where(line, steps=largest(line, "steps"))
 
@@ -102,7 +102,7 @@ def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[R
 def _price(
     rows: Sequence[Row], size: int, method: str, direction: str, column: str = "fvu"
 ) -> float:
-    """The FVU of a map after the most steps over that of the free network, both means over sites and seeds.
+    """Return a map's FVU after the most steps divided by the free network's, both as means over sites and seeds.
 
     NaN where one of the two is not trained.
     """
@@ -114,7 +114,7 @@ def _price(
 
 
 def _prices(rows: Sequence[Row], size: int) -> dict[str, tuple[float, float]]:
-    """The prices of each map in both directions, in the order of `words.yaml`."""
+    """Return the prices of each map in both directions, in the order of `words.yaml`."""
     there, back = DIRECTIONS
     prices = {}
     for name in _methods(rows):
@@ -123,12 +123,12 @@ def _prices(rows: Sequence[Row], size: int) -> dict[str, tuple[float, float]]:
 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
-    """Those of the report, in the order of `words.yaml`."""
+    """Return the maps of the report, in the order of `words.yaml`."""
     return sorted(distinct(rows, "method"), key=list(NAMES).index)
 
 
 def _leading(prices: Mapping[str, tuple[float, float]]) -> str:
-    """The bijection whose price is said first; empty if that of none is known."""
+    """Return the bijection whose price is given first; empty if no price is known."""
     for name in BIJECTIONS:
         if math.isfinite(sum(prices.get(name, (math.nan,)))):
             return name
@@ -173,7 +173,7 @@ def _times(ratio: float) -> str:
 
 
 def _error(rows: Sequence[Row], size: int, method: str) -> str:
-    """The FVU of a map from X to Y, and its range over seeds."""
+    """State the FVU of a map from X to Y, and its range over seeds."""
     line = _last(rows, size, method, DIRECTIONS[0])
     text = f"{mean(line, 'fvu'):.3f}"
     seeds = _by_seed(line, "fvu")
@@ -183,7 +183,7 @@ def _error(rows: Sequence[Row], size: int, method: str) -> str:
 
 
 def _further_prices(rows: Sequence[Row], size: int) -> list[str]:
-    """The prices of other bijections, the floor, and prices on unseen types and on another text."""
+    """State the prices of other bijections, the floor, and prices on unseen types and on another text."""
     said = []
     prices = _prices(rows, size)
     for name, (there, back) in prices.items():
@@ -228,7 +228,7 @@ def _table(rows: Sequence[Row], size: int) -> SiteTable:
 
 
 def _cells(rows: Sequence[Row], price: float) -> list[str]:
-    """What a line of the table says of a map in one direction."""
+    """Return the table's cells for a map in one direction."""
     fvus = _by_seed(rows, "fvu")
     trip = largest(rows, "round_trip")
     low = mean(rows, "stretch_low")

@@ -1,4 +1,4 @@
-"""What the demo says at its end, in plain words with its own numbers."""
+"""The summary at the end of the demo, in plain words with its own numbers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -53,7 +53,7 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row] = ()) -> list
 def _span(
     methods: Mapping[str, Sequence[Row]], name: str, column: str, form: str
 ) -> str:
-    """The least and the largest value of a method at any site, marked if it is not trained at one of them."""
+    """Return the least and the largest value of a method over sites, marked if it is not trained at one of them."""
     rows = methods.get(name, [])
     text = span(rows, column, form) if is_known(rows, column) else "not known"
     return text if all(map(is_trained, rows)) else text + MARK

@@ -87,7 +87,7 @@ def lead(rows: Sequence[Row], majority: float | None) -> str:
 
 
 def _score(line: Row, rows: Sequence[Row]) -> str:
-    """The mean score of a variant ± its deviation over runs; of one run with its interval."""
+    """Return the mean score of a variant ± its deviation over runs; for one run, the score with its interval."""
     if line["score_sd"] is None:
         return score_in_words(where(rows, variant=line["variant"])[0])
     form = score_form(rows)
@@ -189,7 +189,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
 
 
 def _curve_widths(rows: Sequence[Row]) -> dict[str, float]:
-    """The kinds of variants that have a curve, and the width of its panel in inches."""
+    """Return the kinds of variants that have a curve, and the width of its panel in inches."""
     widths = {}
     for kind in ACROSS:
         count = len(distinct(where(rows, kind=kind), "count"))

@@ -97,7 +97,7 @@ def lead(rows: Sequence[Row], on: str) -> str:
 
 
 def _closeness(maps: Sequence[Row]) -> str:
-    """The closest map and, where that was not trained everywhere, the closest that was, beside linear."""
+    """Name the closest map and, if it was not trained everywhere, the closest that was, compared with linear."""
     lines = known_lines(maps, "fvu")
     best = closest(lines, "fvu")
     if best is None:
@@ -120,7 +120,7 @@ def _closeness(maps: Sequence[Row]) -> str:
 
 
 def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows to draw: of more than a dozen pairs of models their medians, as one pair."""
+    """Return the rows to draw: for more than a dozen pairs of models, their medians as one pair."""
     pairs = distinct(rows, "model_x", "model_y")
     if len(pairs) <= MOST_PAIRS:
         return rows

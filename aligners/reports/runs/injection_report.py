@@ -232,7 +232,7 @@ def left_out(meta: Row) -> list[str]:
 
 
 def _draws(rows: Sequence[Row]) -> list[str]:
-    """What floors that are means over draws have, from the least to the largest."""
+    """Return the floors that are means over draws, with their ranges."""
     said: dict[str, None] = {}
     for row in known(rows, "score"):
         if row["site_x"] is None and row.get("fit"):
@@ -377,7 +377,7 @@ def _by_site(
 def _levels(
     panel: Sequence[Row], roles: Sequence[str], column: str
 ) -> list[drawing.Level]:
-    """What has no site; the ends of means over draws as thin lines."""
+    """Draw the methods without a site; the ranges of means over draws are thin lines."""
     levels: list[drawing.Level] = []
     ends: list[drawing.Level] = []
     for row in known(panel, column):

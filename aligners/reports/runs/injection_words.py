@@ -1,4 +1,4 @@
-"""What the report of an injection says in words: its first sentences, and a paragraph for each panel."""
+"""The sentences of an injection's report: the first ones, and a paragraph for each panel."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -67,7 +67,7 @@ def of_tokens(panel: Sequence[Row]) -> bool:
 
 
 def native_of(panel: Sequence[Row]) -> Row:
-    """The row of the target with its own states; one that knows nothing where there is none."""
+    """Return the row of the target with its own states; if there is none, a row without values."""
     rows = where(panel, method="native_y")
     return next(iter(rows), {"loss": None, "score": None})
 
@@ -120,14 +120,14 @@ def _raise(line: Sequence[Row]) -> str:
 
 
 def _by_site(text: str, unit: str) -> str:
-    """A range with its unit, and that it depends on the site if it is one."""
+    """Write a range with its unit, adding that it depends on the site."""
     if " to " in text:
         unit += ", depending on the site"
     return f"{text} {unit}"
 
 
 def _answered(panel: Sequence[Row], column: str) -> tuple[dict[str, list[Row]], str]:
-    """The trained methods with a value at every site; and which of them lack some, in words."""
+    """Return the trained methods with a value at every site, and, in words, those that lack some."""
     lines = {}
     lost = []
     sited = known(panel, "site_x")
@@ -143,12 +143,12 @@ def _answered(panel: Sequence[Row], column: str) -> tuple[dict[str, list[Row]], 
 
 
 def _of_role(lines: Lines) -> list[str]:
-    """The names of the maps among methods."""
+    """Return the names of the maps among methods."""
     return [name for name, line in lines.items() if line[0]["role"] == "method"]
 
 
 def _language(panel: Sequence[Row]) -> str:
-    """What a language model predicts, and what each map costs it, the dearest first."""
+    """Say what a language model predicts, and what each map costs it, the most costly first."""
     x = panel[0]["model_x"]
     y = panel[0]["model_y"]
     native = native_of(panel)
@@ -190,7 +190,7 @@ def _overlap(worse: Sequence[Row], better: Sequence[Row]) -> bool:
 
 
 def _task(panel: Sequence[Row]) -> str:
-    """What a task's score becomes with mapped states: which maps keep it, and how far the others are from it."""
+    """Say how a task's score changes with mapped states: which maps keep it, and what the others lose."""
     x = panel[0]["model_x"]
     y = panel[0]["model_y"]
     native = native_of(panel)
@@ -231,7 +231,7 @@ def _points(line: Sequence[Row], changes: Sequence[float]) -> str:
 
 
 def _closeness(maps: Sequence[Row], prices: Sequence[Row]) -> str:
-    """The closest map beside a plain one, and the price of bijectivity."""
+    """Compare the closest map with a plain one, and give the price of bijectivity."""
     lines = known_lines(maps, "fvu")
     best = closest(lines, "fvu")
     if best is None:
@@ -254,7 +254,7 @@ def _closeness(maps: Sequence[Row], prices: Sequence[Row]) -> str:
 
 
 def _beyond(maps: Sequence[Row]) -> list[str]:
-    """How close the maps are on types that none was fitted on, and on another text; which have memorised words."""
+    """Say how close the maps are on types that none was fitted on, and on another text; and which memorised words."""
     said = []
     seen = _lines(maps, "fvu_seen")
     unseen = _lines(maps, "fvu_unseen")
@@ -294,5 +294,5 @@ def _nearest(name: str, lines: Lines, column: str) -> str:
 
 
 def memorised(seen: float, unseen: float) -> bool:
-    """Whether errors on seen and on unseen types say that a map has partly memorised words; small ones do not."""
+    """Tell whether errors on seen and unseen types show that a map has partly memorised words; small errors do not."""
     return unseen >= LEAST_UNSEEN and unseen >= VOCABULARY * seen

@@ -98,13 +98,13 @@ def report(
 
 
 def _pairs(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each pair of different models."""
+    """Return the rows of each pair of different models."""
     pairs = grouped(rows, "model_x", "model_y")
     return [panel for (x, y), panel in pairs.items() if x != y]
 
 
 def _layers(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """The layers of X and of Y, in order."""
+    """Return the layers of X and of Y, in order."""
     return sorted(distinct(rows, "layer_x")), sorted(distinct(rows, "layer_y"))
 
 
@@ -113,7 +113,7 @@ def _raw(rows: Sequence[Row]) -> list[Row]:
 
 
 def _at_matching_layers(pairs: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
-    """Measure -> its values at matching layers of all pairs of models, of raw features."""
+    """Return measure -> its values at matching layers of all pairs of models, for raw features."""
     rows = []
     for panel in pairs:
         places = matching_layers(*_layers(panel))
@@ -161,7 +161,7 @@ def lead(meta: Row, pairs: Sequence[Sequence[Row]]) -> str:
 def _beyond_twins(
     lines: Mapping[str, Sequence[Row]],
 ) -> tuple[list[str], list[str], list[str]]:
-    """The measures by which trained models are more alike than untrained twins at every layer, at some, and at none."""
+    """Return the measures by which trained models exceed untrained twins at every layer, at some, and at none."""
     above = []
     some = []
     below = []
@@ -202,7 +202,7 @@ def _against_twins(
 
 
 def _value(label: str, line: Sequence[Row], *, controlled: bool) -> str:
-    """The values of a measure, beside those of its controls."""
+    """State the values of a measure, with those of its controls."""
     text = f"At matching layers {label} is {span(line, 'value', '.2f')}"
     if not controlled:
         return (
@@ -229,7 +229,7 @@ def _distances(rows: Sequence[Row]) -> list[str]:
 
 
 def _far_rows(pairs: Sequence[Sequence[Row]]) -> list[str]:
-    """What the measures are with rows far from all others, or without them, at matching layers."""
+    """State the measures at matching layers with rows far from all others, or without them."""
     said = []
     for column, which in {"with_far": "With", "without_far": "Without"}.items():
         each = []
@@ -336,7 +336,7 @@ def block_map(rows: Sequence[Row]) -> Figure:
 
 
 def _both_directions(rows: Sequence[Row]) -> list[Row]:
-    """The similarity of each (model, layer) to each other that was measured."""
+    """Return the similarity of each (model, layer) to each other that was measured."""
     cells = []
     for row in rows:
         x = (row["model_x"], row["layer_x"])
@@ -415,6 +415,6 @@ def _draw_lines(
 
 
 def _along(rows: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[Row]:
-    """The row of each pair of layers; an empty one where there is none."""
+    """Return the row of each pair of layers; an empty one where there is none."""
     places = {(row["layer_x"], row["layer_y"]): row for row in rows}
     return [places.get(pair, {}) for pair in pairs]

@@ -107,7 +107,7 @@ class Line(NamedTuple):
 
 
 class Routes:
-    """The rows of all routes, and the lines in which they are shown.
+    """The rows of all routes, and the lines that show them.
 
     Args:
         rows: rows of all routes.
@@ -148,7 +148,7 @@ class Routes:
 
     @property
     def intervals(self) -> str:
-        """What the lines' intervals are taken over, in words."""
+        """What the intervals of lines cover, in words."""
         if not self.averaged:
             return "95 % interval over texts"
         every: set[str] = set()
@@ -158,7 +158,7 @@ class Routes:
 
     @property
     def looks(self) -> dict[str, drawing.Look]:
-        """Targets have colours, sources markers, groups both; models stitched to themselves are dashed."""
+        """Looks of lines: colours for targets, markers for sources, both for groups; dashed for self-stitching."""
         targets = list(dict.fromkeys(line.model_y for line in self.lines))
         sources = list(dict.fromkeys(line.model_x for line in self.lines))
         looks = {}
@@ -173,7 +173,7 @@ class Routes:
         return looks
 
     def shares(self) -> list[tuple[str, list[Line]]]:
-        """Lines shared out to panels; before each share, what its panel's title says of it besides."""
+        """Share out lines to panels; each share comes with an addition to its panel's title."""
         between = [line for line in self.lines if not line.same]
         panels = drawing.shared_out([between, self.lines[len(between) :]])
         shares = []
@@ -185,7 +185,7 @@ class Routes:
 
 
 def _matching(rows: Sequence[Row]) -> tuple[list[tuple[int, int]], bool]:
-    """The site pairs to show, by depth, and whether there are more in a grid."""
+    """Return the site pairs to show, by depth, and whether there are more in a grid."""
     shown: set[tuple[int, int]] = set()
     is_grid = False
     for route in grouped(known(rows, "site_x"), "model_x", "model_y").values():
@@ -276,7 +276,7 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
 
 
 def _ends(costs: Sequence[float]) -> tuple[float, float]:
-    """The ends of a scale of penalties."""
+    """Return the ends of a scale of penalties."""
     if not costs:
         return 0.0, 1.0
     return min(0.0, *costs), max(drawing.LINEAR_UP_TO, *costs)

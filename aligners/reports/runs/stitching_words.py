@@ -1,4 +1,4 @@
-"""What the report of stitching says in words: its first sentences, and what was found of each method."""
+"""The sentences of a stitching report: the first ones, and what was found for each method."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -98,7 +98,7 @@ def _places(rows: Sequence[Row]) -> str:
 
 
 def _directions(rows: Sequence[Row]) -> list[str]:
-    """Of each pair of models which direction costs more, comparing X's site l into Y's m with Y's m into X's l."""
+    """Say for each pair of models which direction costs more, comparing X's site l into Y's m with Y's m into X's l."""
     said = []
     routes = grouped(rows, "model_x", "model_y")
     for x, y in combinations(dict.fromkeys(models_in(rows)), 2):
@@ -132,7 +132,7 @@ def _beyond(pairs: Sequence[tuple[Row, Row]]) -> int:
 
 
 def _beside_themselves(rows: Sequence[Row]) -> list[str]:
-    """What stitching a model to itself costs, and where different models cost more."""
+    """Say what stitching a model to itself costs, and where different models cost more."""
     same = {}
     for row in where(rows, same_model=True):
         if row["site_x"] == row["site_y"]:
@@ -159,7 +159,7 @@ def _beside_themselves(rows: Sequence[Row]) -> list[str]:
 
 
 def _score_kept(different: Sequence[Row]) -> list[str]:
-    """At how many places a target keeps its score, and where most is lost."""
+    """Say at how many places a target keeps its score, and where most is lost."""
     scored = known(different, "score_penalty")
     if not scored:
         return []

@@ -105,7 +105,7 @@ def lead(rows: Sequence[Row], majority: float) -> str:
 
 
 def _kept(cut: Sequence[Row], near: float) -> str:
-    """After which sites a truncated model's score is within a point of the whole model's."""
+    """Say after which sites a truncated model's score is within a point of the whole model's."""
     sites = [row["site"] for row in cut if row["score"] >= near]
     if not sites:
         best = score_in_words(max(cut, key=itemgetter("score")))

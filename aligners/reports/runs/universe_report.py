@@ -1,4 +1,4 @@
-"""The report of a universe: every map i -> j, and what the directions of the shared space are."""
+"""The report of a universe: every map i -> j, and the directions of the shared space."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -111,12 +111,12 @@ def report(
 
 
 def _by_site(rows: Sequence[Row]) -> dict[object, list[Row]]:
-    """Rows by site; those of earlier versions have `site_x` alone."""
+    """Group rows by site; rows of earlier versions only have `site_x`."""
     return grouped(rows, "site" if is_known(rows, "site") else "site_x")
 
 
 def _names(rows: Sequence[Row]) -> dict[str, str]:
-    """The models of a table that has a column for each, and their short names."""
+    """Return the models of a table with a column for each, and their short names."""
     columns = ("site", "direction", "directions", "variance")
     return short_names(name for name in rows[0] if name not in columns)
 
@@ -164,7 +164,7 @@ def lead(rows: Sequence[Row]) -> str:
 
 
 def _directions_in_words(directions: Sequence[Row]) -> list[str]:
-    """How many directions of the space all models share, some, or none."""
+    """Say how many directions of the space all models share, how many some of them, and how many none."""
     said = []
     for site, line in grouped(directions, "site").items():
         names = _names(directions)
@@ -182,7 +182,7 @@ def _directions_in_words(directions: Sequence[Row]) -> list[str]:
 
 
 def _space_in_words(shared: Sequence[Row], types: Sequence[Row]) -> list[str]:
-    """What the space does not hold of a model, and which types the others say worst."""
+    """Say what the space does not hold of a model, and which types the other models predict worst."""
     said = []
     for row in shared:
         if row["held"] < HELD:
@@ -203,7 +203,7 @@ def _space_in_words(shared: Sequence[Row], types: Sequence[Row]) -> list[str]:
 
 
 def _refits(rows: Sequence[Row]) -> list[str]:
-    """Name the models whose maps a linear space of all has with less error than the trained one."""
+    """Name the models that a linear space of all models maps with less error than the trained one."""
     said = []
     for model in distinct(rows, "model_x"):
         own = [row for row in rows if model in (row["model_x"], row["model_y"])]
@@ -224,7 +224,7 @@ def _refits(rows: Sequence[Row]) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> SiteTable:
-    """Means over all directions and sites."""
+    """Make the table of means over all directions and sites."""
     columns = ["parameters", "FVU", "unseen", "round trip", "cycle", "top 1 of all"]
     title = "Mean over all ordered pairs of models and sites, held-out rows"
     table = SiteTable(title, ["maps"], columns, {})
@@ -303,7 +303,7 @@ def _shares(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> Any:
 
 
 def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
-    """Draw, site by site, who has the directions that each model varies in, and what the first directions hold."""
+    """Draw, site by site, which models share each model's directions, and how much the first directions hold."""
     sites = grouped(rows, "site")
     points = grouped(curve, "site")
     names = _names(curve)

@@ -1,4 +1,4 @@
-"""The card of what is shared: what it is, what was measured and how, what it was fitted on, what it is not good for."""
+"""The card of a shared folder: what it is, what was measured and how, what it was fitted on, and limits of its use."""
 
 import json
 import re
@@ -111,7 +111,7 @@ def _in_markdown(value: Any) -> Any:
 
 
 def with_notice(card: str, notice: str) -> str:
-    """A card with a notice below its title."""
+    """Return a card with a notice below its title."""
     title = re.search("^# .*\n", card, re.MULTILINE)
     if title is None:
         return card
@@ -119,7 +119,7 @@ def with_notice(card: str, notice: str) -> str:
 
 
 def _package() -> dict[str, str | None]:
-    """The installed version, and the address of the repository, where `pyproject.toml` has one."""
+    """Return the installed version, and the address of the repository, if `pyproject.toml` has one."""
     about = metadata(LIBRARY)
     urls = dict(entry.split(", ", 1) for entry in about.get_all("Project-URL", []))
     return {"version": about["Version"], "repository": urls.get("Repository")}
@@ -130,7 +130,7 @@ def _on_hub(name: str) -> bool:
 
 
 def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """What did not train, and which maps have partly memorised words or are at some site no better than the mean."""
+    """Say what did not train, and which maps have memorised words or are at some site no better than the mean."""
     maps = [row for row in rows if row.get("role") == "method"]
     untrained = [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]]
     vocabularies, poor = [], []
@@ -148,7 +148,7 @@ def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
-    """The table: floors and ceilings stand among the methods, as their role says."""
+    """Make the table of numbers, in which floors and ceilings are marked by their role."""
     shown = with_short_names(rows)
     columns: dict[str, list[str]] = {}
     for name in LABELS:

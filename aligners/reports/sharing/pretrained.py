@@ -1,4 +1,4 @@
-"""What a run has trained, as others get it: saved to a folder, loaded from one, and uploaded to the Hub."""
+"""What a run has trained, in the form that others get: saved to a folder, loaded from one, uploaded to the Hub."""
 
 import json
 from abc import abstractmethod
@@ -75,7 +75,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """What config.json says of it besides, for readers."""
+        """Further entries of config.json, for readers."""
 
     @abstractmethod
     def write_weights(self, path: Path) -> None:
@@ -93,7 +93,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
 
     @abstractmethod
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give models other names, and take the paths of this machine out of what the weights' file says."""
+        """Give models other names, and remove the paths of this machine from the header of the weights' file."""
 
     # ------------------------------------------------------------------ saving
 
@@ -128,7 +128,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         )
 
     def config(self) -> dict[str, Any]:
-        """What config.json says of it, besides the checksum of its weights."""
+        """The content of config.json, without the checksum of the weights."""
         return {
             "library_name": LIBRARY,
             "format": FORMAT,
@@ -152,7 +152,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             file.write_bytes(content)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """The card that the run's report made, or one without numbers."""
+        """Return the card that the run's report made, or one without numbers."""
         if not self.card:
             self.write_card()
         return ModelCard(self.card)
@@ -169,7 +169,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         self.card = card_text(self.config(), self.files, run, license)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload it in one commit; the card then says under which name it is found.
+        """Upload the folder in one commit; the card then gives its name on the Hub.
 
         Args:
             repo_id: its name on the Hub, `owner/name`.
@@ -324,7 +324,7 @@ class _SharedBank(Shared):
         return cls(load_bank(folder))
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give models other names, and take the paths of this machine out."""
+        """Give models other names, and remove the paths of this machine."""
         self.models = renamed(self.models, names)
         self.data = renamed(self.data, names)
         fitted = self.bank.fitted
@@ -396,7 +396,7 @@ class SharedProbes(Shared):
         self.banks = dict(banks)
 
     def about(self) -> dict[str, Any]:
-        """What is asked of each bank."""
+        """The task of each bank."""
         banks = {}
         for name, (bank, about) in self.banks.items():
             banks[name] = {
@@ -433,7 +433,7 @@ class SharedProbes(Shared):
 
 
 def _in_name(name: str, names: Mapping[str, str]) -> str:
-    """The name of a bank of probes, which ends with that of its model."""
+    """Return the name of a bank of probes, which ends with that of its model."""
     for model, other in names.items():
         if name.endswith(f", {model}"):
             return name.removesuffix(model) + other
@@ -454,7 +454,7 @@ for end in FILE_ENDINGS:
 def identities(
     models: Sequence[str | FrozenModel], data: Mapping[str, Any]
 ) -> list[Identity]:
-    """Name, revision and fingerprint of models.
+    """Return name, revision and fingerprint of models.
 
     Args:
         models: loaded ones, or names, which are loaded now.
@@ -478,7 +478,7 @@ def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
 
 
 def listed(models: Sequence[Identity]) -> str:
-    """Names and the beginnings of fingerprints."""
+    """List names and the beginnings of fingerprints."""
     known = []
     for model in models:
         known.append(f"{model['name']} (fingerprint {model['fingerprint'][:12]})")

@@ -10,12 +10,12 @@ from aligners.reports.names import short_names
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is that of a file or a folder here."""
+    """Tell whether a name is that of a file or a folder on this machine."""
     return os.sep in name and (os.path.isabs(name) or Path(name).exists())
 
 
 def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str, str]:
-    """Under which name others find each model.
+    """Return the name under which others find each model.
 
     Args:
         models: as they are named here.
@@ -41,7 +41,7 @@ def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str
 
 
 def last_parts(value: Any) -> dict[str, str]:
-    """Every file and folder of this machine among nested plain values -> the last part of its path."""
+    """Return, for every file and folder of this machine in nested plain values, the last part of its path."""
     parts: dict[str, str] = {}
     if isinstance(value, str) and is_local(value):
         parts[value] = Path(value).name
@@ -54,7 +54,7 @@ def last_parts(value: Any) -> dict[str, str]:
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Nested plain values in which models and paths have the names that others know.
+    """Replace models and paths in nested plain values by the names that others know.
 
     Args:
         value: of anything that JSON can hold.

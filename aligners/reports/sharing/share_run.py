@@ -1,4 +1,4 @@
-"""Takes what a run has trained out of its folder, with a card from its report."""
+"""Collects what a run has trained from its folder, with a card made from its report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def shared_from_run(
     names: Sequence[str] | None = None,
     license: str | None = None,
 ) -> Shared:
-    """What a run has trained, with the card that its report makes.
+    """Return what a run has trained, with the card that its report makes.
 
     Args:
         run: the folder of a finished run, or its file; or a shared folder, or its name on the Hub.
@@ -65,7 +65,7 @@ def shared_from_run(
 
 
 def _for_others(run: FinishedRun, names: Mapping[str, str]) -> FinishedRun:
-    """A run whose report has the names that others know."""
+    """Return a run whose report has the names that others know."""
     parts = {}
     for part in ("meta", "rows", "tables", "lead", "sentences"):
         parts[part] = renamed(getattr(run.report, part), names)
@@ -73,7 +73,7 @@ def _for_others(run: FinishedRun, names: Mapping[str, str]) -> FinishedRun:
 
 
 def _kept(path: Path) -> Path:
-    """The file that a run has kept, or this file.
+    """Return the file that a run has kept, or this file.
 
     Raises:
         ValueError: there is none.

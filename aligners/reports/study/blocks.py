@@ -29,7 +29,7 @@ A, B = ([f"{name}_{side}" for name in END] for side in "ab")
 def block_map(
     frames: Frames, name: str, measures: Names, stages: Names = STAGES
 ) -> Figure:
-    """Every layer of every model against every other, a panel for each measure.
+    """Compare every layer of every model with every other, in a panel for each measure.
 
     Args:
         frames: frames of the study.
@@ -63,7 +63,7 @@ def block_map(
 
 
 def _of_panels(frame: DataFrame) -> Iterator[Part]:
-    """The rows of each task and measure; stage by stage where no stages were compared."""
+    """Yield the rows of each task and measure; separately for each stage if no stages were compared."""
     for place, group in by(frame, "task", "measure"):
         if _are_crossed(group):
             yield place, group
@@ -73,12 +73,12 @@ def _of_panels(frame: DataFrame) -> Iterator[Part]:
 
 
 def _are_crossed(frame: DataFrame) -> bool:
-    """Whether models of different stages were compared."""
+    """Tell whether models of different stages were compared."""
     return len(row_selection.of_one_stage(frame)) < len(frame)
 
 
 def _only_stage(frame: DataFrame) -> str | None:
-    """The stage of all models, if there is one."""
+    """Return the stage of all models, if there is only one."""
     stages = {*frame["stage_x"].dropna(), *frame["stage_y"].dropna()}
     if len(stages) > 1:
         return None
@@ -86,7 +86,7 @@ def _only_stage(frame: DataFrame) -> str | None:
 
 
 def of_stages(frames: Frames, measures: Names, stages: Names) -> DataFrame:
-    """Similarities of models that are both of some stages, or of none; by measure, in the order that is asked for."""
+    """Return similarities of models that are both of these stages, or of none; by measure, in the given order."""
     frame = row_selection.similarities(frames, measures)
     ends = frame[["stage_x", "stage_y"]]
     chosen = ends.isin(stages) | ends.isna()
@@ -98,7 +98,7 @@ def of_stages(frames: Frames, measures: Names, stages: Names) -> DataFrame:
 
 
 def _families(values: Sequence[Row], groups: Groups) -> list[Row]:
-    """The mean of each measure within and between families, where there are both."""
+    """State the mean of each measure within and between families, if there are both."""
     frame = DataFrame(values)
     a = frame["model_a"].map(groups.get)
     b = frame["model_b"].map(groups.get)
@@ -115,7 +115,7 @@ def _families(values: Sequence[Row], groups: Groups) -> list[Row]:
 
 
 def entries_of(frame: DataFrame) -> DataFrame:
-    """The similarity of each layer a to each layer b, whichever of them was X.
+    """Return the similarity of each layer a to each layer b, whichever of them was X.
 
     Args:
         frame: rows of one measure; those of direction `both` count both ways.
@@ -193,7 +193,7 @@ def _side_by_side(
 
 
 def block_values(frame: DataFrame) -> list[Row]:
-    """The mean of every block: of each model with each, a layer with itself left out."""
+    """Return the mean of every block, of each model with each; a layer's similarity with itself is left out."""
     entries = entries_of(frame)
     same = entries[A].to_numpy() == entries[B].to_numpy()
     different = entries[~same.all(axis=1)]

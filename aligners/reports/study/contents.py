@@ -166,7 +166,7 @@ class Figure(Content):
 
 
 def look_of_stage(stage: str | None, of_none: str = "all pairs") -> tuple[str, Meaning]:
-    """Name and meaning of what is drawn for a stage."""
+    """Return name and meaning of the look of a stage."""
     return stage_words(stage) or of_none, ("stage", str(stage))
 
 
@@ -179,7 +179,7 @@ def model_lines(
     look: Look,
     scale: float = 1,
 ) -> tuple[list[Row], list[LinePanel]]:
-    """Means over models with the models' range; of one model, with its interval if it has one.
+    """Return means over models with the models' range; for one model, with its interval if it has one.
 
     Args:
         frame: rows with `model`.
@@ -204,7 +204,7 @@ def model_lines(
 
 
 def _means(part: DataFrame, across: str, value: str) -> DataFrame:
-    """Columns `mean`, `low` and `high` of one line, by place across."""
+    """Return columns `mean`, `low` and `high` of one line, by place across."""
     at = part.groupby(across)
     low, high = at[value].min(), at[value].max()
     if part["model"].nunique() == 1 and f"{value}_low" in part.columns:

@@ -1,4 +1,4 @@
-"""Tables and figures as `tables.yaml` describes them, filled in, beside the numbers that papers printed."""
+"""Tables and figures as described in `tables.yaml`, filled in, with the numbers that papers printed."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -78,7 +78,7 @@ def figure(
 
 
 def _texts(name: str, words: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of a description that are fields of tables and figures, filled in.
+    """Return the fields of a description that are fields of tables and figures, filled in.
 
     There is a note if intervals are over pretrained models, or over the fine-tunings of one, and not over models.
     """
@@ -100,7 +100,7 @@ def _texts(name: str, words: Mapping[str, Any], rows: Sequence[Row]) -> dict[str
 
 
 def _filled(field: Any, words: Mapping[str, Any]) -> Any:
-    """Render every template in a field; texts of a list that say nothing are left out."""
+    """Render every template in a field; empty texts of a list are left out."""
     if isinstance(field, str):
         return TEMPLATES.from_string(field).render(words)
     if isinstance(field, dict):
@@ -112,7 +112,7 @@ def _filled(field: Any, words: Mapping[str, Any]) -> Any:
 
 
 def _sentences(findings: Sequence[str]) -> list[str]:
-    """Each line that says something, without the spaces of its template."""
+    """Return each line that is not empty, without its template's spaces."""
     sentences = []
     for line in "\n".join(findings).splitlines():
         if line.strip():
@@ -121,7 +121,7 @@ def _sentences(findings: Sequence[str]) -> list[str]:
 
 
 def _intervals(rows: Sequence[Row]) -> set[str]:
-    """What the intervals of rows are over."""
+    """Return what the intervals of rows cover."""
     intervals = set()
     for row in rows:
         intervals.add(str(row.get("interval")))
@@ -160,7 +160,7 @@ def paper_value(
 def _is_of(
     entry: Row, where: Mapping[str, str | None], present: Collection[str]
 ) -> bool:
-    """Whether printed numbers are of a place; what they do not state may be anything."""
+    """Tell whether printed numbers belong to a place; what they do not state matches anything."""
     stated = [key for key in where if key in entry]
     return all(_agrees(entry[key], where[key], present) for key in stated)
 
@@ -168,7 +168,7 @@ def _is_of(
 def _agrees(
     printed: str | list[str], ours: str | None, present: Collection[str]
 ) -> bool:
-    """Whether a printed name, or the closest of several, is the same thing as ours."""
+    """Tell whether a printed name, or the closest of several, means the same as ours."""
     if isinstance(printed, str):
         return ours is not None and plain(printed) == plain(ours)
     there = [name for name in printed if name in present]
@@ -176,12 +176,12 @@ def _agrees(
 
 
 def plain(name: str) -> str:
-    """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
+    """Return a name in lower case, letters and digits only: SST-2 and sst2 are one task."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def printed_metric(table: str, frame: DataFrame) -> list[str]:
-    """The metric of the printed numbers, if rows have it beside another score; none if it is their score.
+    """Return the metric of the printed numbers, if rows have it besides another score; None if it is their score.
 
     Args:
         table: name of a table.

@@ -1,4 +1,4 @@
-"""What a study has collected, and how tables and figures choose from it."""
+"""The collected results of a study, and how tables and figures select from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +50,7 @@ EVERYWHERE = (
 
 
 class Missing(Exception):
-    """The study has not measured what a table or a figure is made of; says what."""
+    """Raised where the study has not measured what a table or a figure needs; the message says what."""
 
 
 class Frames:
@@ -81,7 +81,7 @@ class Frames:
         self.groups = _groups(frames.values())
 
     def of(self, kind: str, *columns: str, other_tasks: bool = False) -> DataFrame:
-        """The rows of a kind.
+        """Return the rows of a kind.
 
         Args:
             kind: kind of the cells.
@@ -107,7 +107,7 @@ class Frames:
         return frame
 
     def errors(self, component: str = STATES) -> DataFrame:
-        """Errors of maps between models, by site pair, with the column `held_out`.
+        """Return errors of maps between models, by site pair, with the column `held_out`.
 
         Those of states are of `inject`, on texts that nothing was fitted on. Where a study has none, they are those of
         `fit`, on the validation texts that chose each map's best step, and `held_out` is false.
@@ -162,7 +162,7 @@ def _groups(frames: Any) -> dict[str, str]:
 
 
 def by(frame: DataFrame, *keys: str) -> list[Part]:
-    """Split rows by the values of columns: these by column, None where missing, and the rows; see `in_order`."""
+    """Split rows by the values of columns; yield values by column, None where missing, and rows; see `in_order`."""
     parts = []
     for values, rows in frame.groupby(list(keys), sort=False, dropna=False):
         place = {}
@@ -183,7 +183,7 @@ def by(frame: DataFrame, *keys: str) -> list[Part]:
 
 
 def in_order(names: Sequence[str | None]) -> list[Any]:
-    """Each name once: stages as training goes, other names in the order of the study."""
+    """Return each name once: stages in the order of training, other names in the order of the study."""
 
     def order(name: str | None) -> int:
         if name in STAGES:
@@ -208,5 +208,5 @@ def kind_words(kind: str | None) -> str | None:
 
 
 def place_words(*names: str | None) -> str:
-    """Title of a panel: task, stage, kind of rows, as far as there are any."""
+    """Return the title of a panel: task, stage, kind of rows, as far as there are any."""
     return ", ".join(stage_words(name) for name in names if name is not None)

@@ -1,4 +1,4 @@
-"""Maps and similarities of models: tables and figures that any study with such cells has."""
+"""Maps and similarities of models: tables and figures for any study with such cells."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ POOLED = "accuracy_source_pooler"
 
 
 def similarity(frames: Frames, name: str) -> Table:
-    """Every measure of untrained, pretrained and fine-tuned models."""
+    """Tabulate every measure for untrained, pretrained and fine-tuned models."""
     frame = row_selection.similarities(frames)
     frame = row_selection.between_models(row_selection.of_one_stage(frame))
     frame = row_selection.matching(frame)
@@ -68,7 +68,7 @@ def similarity(frames: Frames, name: str) -> Table:
 
 
 def alignment(frames: Frames, name: str) -> Table:
-    """Errors of every map, on fitting and on held-out rows."""
+    """Tabulate errors of every map, on fitting and on held-out rows."""
     errors = row_selection.between_models(frames.errors())
     methods = errors["method"].unique()
     errors = row_selection.blocks(errors)
@@ -84,14 +84,14 @@ def alignment(frames: Frames, name: str) -> Table:
 
 
 def map_row(place: Row, own: DataFrame, quantities: Names) -> Row:
-    """A map's place and role, and the means of quantities."""
+    """Return a map's place and role, and the means of quantities."""
     row = {**place, "role": own["role"].iloc[0]}
     row |= row_selection.map_cells(place["method"], own)
     return row | row_selection.estimates(own, quantities)
 
 
 def printed_of(name: str, quantity: str, place: Row, methods: Names) -> object:
-    """The number that a paper printed for a map and, where there are some, its task.
+    """Return the number that a paper printed for a map and, if there are several, for its task.
 
     Args:
         name: name of the table.
@@ -104,7 +104,7 @@ def printed_of(name: str, quantity: str, place: Row, methods: Names) -> object:
 
 
 def closest_maps(rows: Sequence[Row], *keys: str) -> list[Row]:
-    """At each place the closest map of those that are trained, and the mse of `linear` if that is another."""
+    """Return, at each place, the closest trained map, and the mse of `linear` if that is another map."""
     maps = []
     for row in rows:
         if row["compared"] and row["mse"] and row["role"] != "floor":
@@ -121,7 +121,7 @@ def closest_maps(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def alignment_tests(frames: Frames, name: str) -> Table:
-    """Test of every map against the invertible network, or the linear map where there is none."""
+    """Test every map against the invertible network, or the linear map where there is none."""
     errors = row_selection.blocks(row_selection.between_models(frames.errors()))
     # a pair without a value is not tested
     trained = errors["mse"].where(row_selection.trained(errors))
@@ -142,7 +142,7 @@ def alignment_tests(frames: Frames, name: str) -> Table:
 
 
 def _tests(group: DataFrame) -> dict[str, Difference]:
-    """The tests of the maps at one place: `method − reference` -> test."""
+    """Return the tests of the maps at one place: `method − reference` -> test."""
     means = {}
     for at, part in by(group, "method"):
         if part["mse"].any():
@@ -166,7 +166,7 @@ def _tests(group: DataFrame) -> dict[str, Difference]:
 
 
 def injection(frames: Frames, name: str) -> Table:
-    """The task's score after injection, between all ceilings and floors."""
+    """Tabulate the task's score after injection, with all ceilings and floors."""
     frame = row_selection.between_models(frames.of("inject", "score"))
     methods = frame["method"].unique()
     lost = frame["overflow"].astype(bool) & frame["n_units"].notna()
@@ -190,7 +190,7 @@ def injection(frames: Frames, name: str) -> Table:
 
 
 def kept_scores(rows: Sequence[Row]) -> list[Row]:
-    """For each task the trained map that keeps the most of Y's score, beside Y itself and X without a map."""
+    """Return, for each task, the trained map that keeps most of Y's score, with Y itself and X without a map."""
     kept = []
     for (task, stage), here in grouped(rows, "task", "stage").items():
         means, maps = {}, {}
@@ -222,7 +222,7 @@ def errors_by_layer(
     component: str = STATES,
     paper: str | None = None,
 ) -> Figure:
-    """Errors at each layer, a box over pairs of models, before and after fine-tuning.
+    """Plot errors at each layer, with a box over pairs of models, before and after fine-tuning.
 
     Args:
         frames: frames of the study.
@@ -267,14 +267,14 @@ def errors_by_layer(
 
 
 def _with_layer(errors: DataFrame) -> DataFrame:
-    """The rows that have sites, with the column `layer`, which names them."""
+    """Return the rows that have sites, with the column `layer`, which names them."""
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
     pairs = zip(sited["site_x"], sited["site_y"], strict=True)
     return sited.assign(layer=[site_name(pair) for pair in pairs])
 
 
 def _boxes(line: DataFrame, column: str) -> DataFrame:
-    """The error of each pair of models at each stage and layer."""
+    """Return the error of each pair of models at each stage and layer."""
     boxes = []
     for at, part in by(line, "stage", "layer"):
         for value in pair_means(part, column).dropna():
@@ -283,7 +283,7 @@ def _boxes(line: DataFrame, column: str) -> DataFrame:
 
 
 def _means(line: DataFrame, column: str) -> list[Row]:
-    """The mean error over pairs of models at each stage and layer."""
+    """Return the mean error over pairs of models at each stage and layer."""
     means = []
     for at, part in by(line, "stage", "layer"):
         mean = over_models(part, column)
@@ -293,7 +293,7 @@ def _means(line: DataFrame, column: str) -> list[Row]:
 
 
 def shown_methods(frame: DataFrame, column: str, most: int = len(SHOWN)) -> list[str]:
-    """The maps that figures show: an invertible network, linear, a free network, and whatever trained map is closest.
+    """Return the maps that figures show: an invertible network, linear, a free network, and the closest trained map.
 
     Args:
         frame: errors.
@@ -314,14 +314,14 @@ def shown_methods(frame: DataFrame, column: str, most: int = len(SHOWN)) -> list
 
 
 def _left_out(errors: DataFrame, values: Sequence[Row]) -> list[str]:
-    """The maps that are not drawn."""
+    """Return the maps that are not drawn."""
     drawn = {row["method"].rstrip(MARK) for row in values}
     maps = errors.loc[errors["role"] == "method", "method"].unique()
     return [method for method in maps if method not in drawn]
 
 
 def _trend(values: Sequence[Row]) -> Row | None:
-    """Of the first map that is trained, the errors at the first and the last layer, stage by stage."""
+    """Say for the first trained map how its error changes from the first to the last layer, stage by stage."""
     known = [row for row in values if row["compared"]]
     if not known:
         return None

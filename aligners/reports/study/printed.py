@@ -1,4 +1,4 @@
-"""The papers' own definitions, where they are another computation than ours, and beside which of ours each stands."""
+"""The papers' own definitions where they differ from ours, and which of ours each is compared with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ RECOVERY = (
 
 
 def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `as_printed` adds to the options of a kind of cell: the papers' definition of everything that they name.
+    """Return what `as_printed` adds to the options of a kind of cell: the papers' definitions of all that they name.
 
     Args:
         kind: kind of the cell.
@@ -47,7 +47,7 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beside(frame: DataFrame) -> DataFrame:
-    """Rows of our maps, with the errors and scores of the papers' own in columns NAME_printed.
+    """Add the errors and scores of the papers' own definitions to rows of our maps, in columns NAME_printed.
 
     A map that kept its untrained start or diverged has none.
 

@@ -1,4 +1,4 @@
-"""Every table and figure of a study's report by name, and how a module of anybody's adds its own."""
+"""Every table and figure of a study's report by name, and how any module can add its own."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +97,7 @@ def check_report(names: Sequence[str] | None) -> None:
 
 
 def usual() -> list[str]:
-    """The names of a report that names nothing: what was registered, then our own that nothing stands in place of."""
+    """Return the default names of a report: what was registered, then our own that nothing replaces."""
     replaced = {fields.get("like") for fields in DESCRIBED.values()}
     added = [name for name in CONTENTS if name not in _OWN]
     return added + [name for name in _OWN if name not in replaced]
@@ -117,7 +117,7 @@ class ReportContents(NamedTuple):
     missing: dict[str, str]
 
     def findings(self) -> list[Content]:
-        """The tables and figures that say something, each with the sentences that none before it says."""
+        """Return the tables and figures with findings, each with the sentences that no earlier one has."""
         before, contents = set[str](), list[Content]()
         for item in (*self.tables, *self.figures):
             sentences = [

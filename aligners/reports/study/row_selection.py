@@ -1,4 +1,4 @@
-"""Rows that tables and figures choose, and cells that they make of them."""
+"""Selects rows for tables and figures, and makes cells from them."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ def present(rows: Rows, lacking: str) -> Rows:
 
 
 def similarities(frames: Frames, measures: Names = ()) -> DataFrame:
-    """Similarities of raw features, by those of some measures that there are; none named: by all.
+    """Return similarities of raw features, by those of some measures that there are; by all if none is named.
 
     Raises:
         Missing: none of them was measured.
@@ -43,7 +43,7 @@ def similarities(frames: Frames, measures: Names = ()) -> DataFrame:
 
 
 def of_one_base(frames: Frames, measures: Names) -> DataFrame:
-    """Similarities, by some measures, of two models of one base before or after fine-tuning, with the column `base`."""
+    """Return similarities of two models of one base, before or after fine-tuning, with the column `base`."""
     frame = frames.of("similarity", "value", other_tasks=True)
     frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
     stages = frame[["stage_x", "stage_y"]]
@@ -53,7 +53,7 @@ def of_one_base(frames: Frames, measures: Names) -> DataFrame:
 
 
 def not_computed(frames: Frames) -> list[Row]:
-    """Measures without a value of some pairs of models at one stage: how many pairs, and the first of the reasons."""
+    """Return measures that some pairs of models at one stage lack: the number of pairs, and the first reason."""
     try:
         frame = between_models(of_one_stage(frames.of("similarity_missing")))
     except Missing:
@@ -69,12 +69,12 @@ def not_computed(frames: Frames) -> list[Row]:
 
 
 def of_one_stage(frame: DataFrame) -> DataFrame:
-    """Rows of two models at the same stage."""
+    """Return rows of two models at the same stage."""
     return frame[frame["stage_x"].fillna("") == frame["stage_y"].fillna("")]
 
 
 def between_models(frame: DataFrame) -> DataFrame:
-    """Rows of two different models.
+    """Return rows of two different models.
 
     Raises:
         Missing: there are none.
@@ -84,12 +84,12 @@ def between_models(frame: DataFrame) -> DataFrame:
 
 
 def models_in(frame: DataFrame) -> int:
-    """Number of models among the rows."""
+    """Return the number of models among the rows."""
     return len({*frame["model_x"], *frame["model_y"]})
 
 
 def blocks(frame: DataFrame) -> DataFrame:
-    """Rows of one and the same site of both models: blocks, or whatever there is; rows without a site stay."""
+    """Return rows with the same site of both models: blocks, or whatever there is; rows without a site stay."""
     sited = frame["site_x"].notna()
     same = frame["site_x"] == frame["site_y"]
     if not same.any():  # models of different depth
@@ -101,7 +101,7 @@ def blocks(frame: DataFrame) -> DataFrame:
 
 
 def matching(frame: DataFrame) -> DataFrame:
-    """Rows of matching layers of each pair, without the embeddings where there are blocks."""
+    """Return rows of matching layers of each pair, without the embeddings where there are blocks."""
     matched = []
     for _, rows in frame.groupby(["model_x", "model_y"], sort=False):
         layers_x = _blocks_of(rows["layer_x"])
@@ -120,13 +120,13 @@ def _blocks_of(layers: pd.Series) -> list[int]:
 
 
 def is_last(rows: DataFrame) -> pd.Series:
-    """The last site of every pair, or rows without a site."""
+    """Return whether a row has the last site of its pair, or no site."""
     last = rows.groupby(["model_x", "model_y"])["site_y"].transform("max")
     return rows["site_y"].isna() | (rows["site_y"] == last)
 
 
 def without_copy(models: pd.Series) -> pd.Series:
-    """The models that these are fine-tunings of."""
+    """Return the models that these are fine-tunings of."""
     return models.str.replace(COPY, "", regex=True)
 
 
@@ -134,13 +134,13 @@ def without_copy(models: pd.Series) -> pd.Series:
 
 
 def trained(frame: DataFrame) -> pd.Series:
-    """Whether the map of each row is trained; closed forms and floors are."""
+    """Return whether the map of each row is trained; closed forms and floors count as trained."""
     sound = [is_trained({"training": outcome}) for outcome in frame["training"]]
     return pd.Series(sound, index=frame.index, dtype=bool)
 
 
 def untrained_said(frame: DataFrame) -> str:
-    """What the mark means, method by method; nothing if all maps are trained."""
+    """Return the meaning of the mark, method by method; empty if all maps are trained."""
     counted = []
     for method, sound in trained(frame).groupby(frame["method"], sort=False):
         if not sound.all():
@@ -154,7 +154,7 @@ def untrained_said(frame: DataFrame) -> str:
 
 
 def about_maps(errors: DataFrame) -> dict[str, bool | str]:
-    """Whether errors are on held-out texts, and which maps are not trained, in words."""
+    """Say whether errors are on held-out texts, and which maps are not trained."""
     held_out = "held_out" not in errors or bool(errors["held_out"].all())
     return {"held_out": held_out, "untrained": untrained_said(errors)}
 
@@ -163,7 +163,7 @@ def about_maps(errors: DataFrame) -> dict[str, bool | str]:
 
 
 def map_cells(method: str | None, rows: DataFrame) -> Row:
-    """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
+    """Return a map's cells: its name, marked unless it is trained everywhere, and whether findings may compare it."""
     sound = bool(trained(rows).all())
     if sound:
         return {"method": method, "compared": True}
@@ -173,7 +173,7 @@ def map_cells(method: str | None, rows: DataFrame) -> Row:
 def estimates(
     rows: DataFrame, quantities: Iterable[str], groups: Groups | None = None
 ) -> Row:
-    """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
+    """Return the means of quantities over pairs of models, and the numbers of pairs and models for the first of them.
 
     Args:
         rows: rows of one line of a table.

@@ -102,7 +102,7 @@ def pair_means(frame: DataFrame, column: str) -> pd.Series:
 
 
 def bases_of(frame: DataFrame) -> dict[str, str]:
-    """Model -> the pretrained model that it is a copy of: as the study says (`models.bases`), or what NAME#2 is of."""
+    """Return model -> its pretrained model: as the study says (`models.bases`), or the name before #2."""
     bases: dict[str, str] = {}
     for side in "xy":
         models = frame.drop_duplicates(f"model_{side}")
@@ -174,14 +174,14 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None) -> Difference 
 
 
 def _models_of(pairs: pd.Series) -> dict[str, None]:
-    """The models of pairs, each once, in order of appearance."""
+    """Return the models of pairs, each once, in order of appearance."""
     return dict.fromkeys(chain.from_iterable(pairs.index))
 
 
 def group_test(
     values: pd.Series, groups: Mapping[str, str], bases: Kinds | None = None
 ) -> Difference | None:
-    """Test whether pairs between two groups of models differ from pairs within, by dealing the models out anew.
+    """Test whether pairs between two groups of models differ from pairs within, by reassigning the models to groups.
 
     Args:
         values: one for each pair of models, indexed by (model, model).
@@ -215,7 +215,7 @@ def group_test(
 
 
 def _deals(count: int, size: int) -> tuple[NDArray[np.bool_], bool]:
-    """All ways to choose the first group, (ways, models), or as many draws as are allowed; and whether it is all."""
+    """Return all ways to choose the first group, (ways, models), or as many draws as allowed; and which of these."""
     exact = math.comb(count, size) <= MOST_EXACT
     chosen: list[Any]
     if exact:
@@ -231,7 +231,7 @@ def _deals(count: int, size: int) -> tuple[NDArray[np.bool_], bool]:
 def _between_less_within(
     first: NDArray[np.bool_], ends: NDArray[np.int64], values: Numbers
 ) -> Numbers:
-    """Mean of the pairs between the groups minus that of the others, for each way to deal (ways, models)."""
+    """Return the mean of pairs between the groups minus that of the others, for each assignment (ways, models)."""
     between = first[:, ends[:, 0]] != first[:, ends[:, 1]]
     within = ~between
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -241,7 +241,7 @@ def _between_less_within(
 
 
 def _share_as_far(arranged: Numbers, found: float, exact: bool) -> float:
-    """Share of the arrangements whose difference is at least as far from 0; of draws, the data count as one more."""
+    """Return the share of arrangements with a difference at least as far from 0; of draws, the data count as one."""
     far = int((np.abs(arranged) >= abs(found) * (1 - 1e-9)).sum())
     if exact:
         return far / len(arranged)

@@ -1,4 +1,4 @@
-"""Figures of a study drawn from their values."""
+"""Figures of a study, drawn from their values."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ LETTER = 0.075  # inches of a letter of a title, or of a model's name, which sta
 
 
 class Palette:
-    """Gives each meaning a look of its own: stages always the same, everything else in the order of the report.
+    """Gives each meaning its own look: stages always the same one, everything else in the order of the report.
 
     Where there are more meanings than colours, colours repeat, with another marker and dash.
 
@@ -59,7 +59,7 @@ class Palette:
             self._looks[meaning] = OTHERS[number], place + again, again
 
     def look(self, meaning: Meaning, number: int = 0) -> Look:
-        """How to draw what has this meaning: of several, the first as it is, others with another marker and dash."""
+        """Return how to draw what has this meaning: the first one plain, others with another marker and dash."""
         colour, marker, dash = self._looks[meaning]
         return {
             "color": colour,
@@ -69,12 +69,12 @@ class Palette:
 
 
 def series_panels(figure: Figure) -> list[SeriesPanel]:
-    """The panels of a figure if they are boxes or lines, else none."""
+    """Return the panels of a figure if they are boxes or lines; otherwise none."""
     return [panel for panel in figure.panels if isinstance(panel, SeriesPanel)]
 
 
 def heat_panels(figure: Figure) -> list[HeatPanel]:
-    """The panels of a figure if they are maps, else none."""
+    """Return the panels of a figure if they are heat maps; otherwise none."""
     return [panel for panel in figure.panels if isinstance(panel, HeatPanel)]
 
 
@@ -129,7 +129,7 @@ def _draw_boxes(axis: Axes, panel: SeriesPanel, palette: Palette) -> None:
 
 
 def _boxes_beside(panel: SeriesPanel) -> int:
-    """The most boxes that a place of a panel has."""
+    """Return the largest number of boxes at a place of a panel."""
     most = 1
     for place in range(len(panel.across)):
         filled = sum(len(series.values[place]) > 0 for series in panel.series)
@@ -172,7 +172,7 @@ def _draw_lines(axis: Axes, panel: SeriesPanel, palette: Palette) -> None:
 
 
 def _slant(names: Sequence[str]) -> Look:
-    """Names too long to stand side by side slant, and end at their place."""
+    """Slant names too long to fit side by side, so that they end at their place."""
     letters = sum(map(len, names)) + 2 * len(names)
     longest = max(map(len, names), default=0)
     if longest > 4 and letters > LINE:
@@ -236,7 +236,7 @@ def _heat_axes(shown: Sequence[HeatPanel]) -> tuple[mpl.Figure, list[Axes]]:
 
 
 def _name_layers(axis: Axes, panel: HeatPanel) -> None:
-    """Name both axes and their ticks: blocks in their middles or, without any, rows and columns."""
+    """Name both axes and their ticks: blocks in their middles or, if there are none, rows and columns."""
     axis.set(xlabel=panel.across, ylabel=panel.up)
     if not panel.blocks:
         axis.set_yticks(*_ticks(panel.rows))
@@ -250,7 +250,7 @@ def _name_layers(axis: Axes, panel: HeatPanel) -> None:
 
 
 def _ticks(names: Sequence[str]) -> tuple[Sequence[int], Sequence[str]]:
-    """Places and names along an axis, as many as have room."""
+    """Return places and names along an axis, as many as there is room for."""
     every = math.ceil(len(names) / MOST_TICKS)
     return range(0, len(names), every), names[::every]
 
@@ -266,7 +266,7 @@ def _draw_rules(axis: Axes, panel: HeatPanel) -> None:
 
 
 def _unit(values: NDArray[np.float64]) -> float:
-    """Of which numbers in cells are multiples: 1, or a power of ten if two decimals would show little of any value."""
+    """Return the unit of numbers in cells: 1, or a power of ten if two decimals would show little of any value."""
     most = float(np.abs(values).max(initial=0))
     if not 0 < most < SMALL:
         return 1.0

@@ -147,7 +147,7 @@ def lead(made: ReportContents, about: Row) -> str:
 
 
 def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:
-    """What a study ran, for its page: `about` (a sentence), `config`, `cells`, `models`, `versions`, `failures`.
+    """Describe a study's run for its page: `about` (a sentence), `config`, `cells`, `models`, `versions`, `failures`.
 
     Args:
         config: the study file.
@@ -178,7 +178,7 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
 
 
 def _about(cells: Sequence[Row], failed: int) -> str:
-    """How many cells there were, how many of them failed, and how long the others took."""
+    """Say how many cells there were, how many of them failed, and how long the others took."""
     count, hours = failed, 0.0
     for cell in cells:
         count += cell["cells"]
@@ -231,12 +231,12 @@ def written(cell: Any, column: Column) -> Cell:
 
 
 def plain_cell(cell: Any, column: Column) -> str:
-    """A cell as plain text in one piece."""
+    """Return a cell as plain text in one piece."""
     return " ".join(filter(None, written(cell, column)[:4]))
 
 
 def plain_rows(table: Table) -> list[list[str]]:
-    """All cells as plain text, row by row."""
+    """Return all cells as plain text, row by row."""
     rows = []
     for row in table.rows:
         rows.append(
@@ -292,7 +292,7 @@ def _escaped(text: str) -> str:
 
 
 def numbers(table: Table) -> list[Row]:
-    """A table's rows with a column for each number: the mean, its sd, the ends of its interval and what they are."""
+    """Return a table's rows with a column for each number: the mean, its sd, its interval and what that covers."""
     rows: list[Row] = [{} for _ in table.rows]
     for column in table.columns:
         key = column.key

@@ -1,4 +1,4 @@
-"""Updates of a model: what has changed, and what becomes of artefacts that are carried over."""
+"""Updates of a model: what has changed, and the fate of carried artefacts."""
 
 from pandas import DataFrame
 
@@ -13,7 +13,7 @@ MAPS = ("identity", "rotation", "linear")
 
 
 def updates(frames: Frames, name: str) -> Table:
-    """A row for each model and its update."""
+    """Make a row for each model and its update."""
     rows: dict[tuple[str, ...], Row] = {}
     for kind, about in (("compare", _changed), ("carry", _carried)):
         try:
@@ -29,7 +29,7 @@ def updates(frames: Frames, name: str) -> Table:
 
 
 def _changed(rows: DataFrame) -> Row:
-    """The first site whose states have changed by more than rounding, and the errors of maps at the last one."""
+    """Return the first site whose states have changed by more than rounding, and the errors of maps at the last one."""
     as_they_are = rows[rows["method"] == "identity"]
     changed = as_they_are.loc[
         as_they_are["within"].eq(False), "site_y"
@@ -43,7 +43,7 @@ def _changed(rows: DataFrame) -> Row:
 
 
 def _carried(rows: DataFrame) -> Row:
-    """How many artefacts there are of each verdict, and how well those that are to be carried keep their answers."""
+    """Return how many artefacts have each verdict, and how well those to be carried keep their answers."""
     found = Row()
     for verdict, short in VERDICTS.items():
         found[short] = int(rows["verdict"].eq(verdict).sum())

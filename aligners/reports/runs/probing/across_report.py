@@ -1,4 +1,4 @@
-"""The report of probes across a map: what Y's probes read in g(X), and what Y makes of what they read."""
+"""The report of probes across a map: what Y's probes read in g(X), and whether Y uses it."""
 
 import math
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ def lead(rows: Sequence[Row], read: Sequence[str]) -> str:
 
 
 def _best(panel: Sequence[Row]) -> str:
-    """The trained map with the highest mean score over sites; empty if there is none."""
+    """Return the trained map with the highest mean score over sites; empty if there is none."""
     best = ""
     highest = -math.inf
     for name, line in trained(grouped(where(panel, role="method"), "method")).items():
@@ -116,7 +116,7 @@ def _best(panel: Sequence[Row]) -> str:
 
 
 def _score(panel: Sequence[Row], method: str, column: str = "score") -> str:
-    """The mean of a method over sites, in hundredths; empty if it is not known."""
+    """Return the mean of a method over sites, in hundredths; empty if it is unknown."""
     return _percent(mean(where(panel, method=method), column, known=True))
 
 
@@ -125,7 +125,7 @@ def _percent(value: float | None) -> str:
 
 
 def _read(rows: Sequence[Row]) -> list[str]:
-    """What probes read of each task in the states of the best map, of both models, and of the baseline."""
+    """Say what probes read of each task in the best map's states, in both models' own, and in the baseline."""
     x = rows[0]["model_x"]
     y = rows[0]["model_y"]
     said = []
@@ -151,7 +151,7 @@ def _read(rows: Sequence[Row]) -> list[str]:
 
 
 def _not_read(rows: Sequence[Row]) -> list[str]:
-    """Where probes read nothing of Y itself."""
+    """Say where probes read nothing even in Y itself."""
     said = []
     for (task, measure), panel in grouped(rows, "task", "measure").items():
         sites = []
@@ -167,7 +167,7 @@ def _not_read(rows: Sequence[Row]) -> list[str]:
 
 
 def _swapped(swaps: Sequence[Row]) -> list[str]:
-    """What erasing each probed part costs, beside other dimensions, and whether a map restores it."""
+    """Say what erasing each probed part costs, compared with other dimensions, and whether a map restores it."""
     said = []
     for part, k in distinct(swaps, "part", "dimensions"):
         if part in GREYS:
@@ -195,7 +195,7 @@ def _swapped(swaps: Sequence[Row]) -> list[str]:
 
 
 def _restored(swaps: Sequence[Row], part: str) -> Lines:
-    """The trained maps whose states were put in place of a part."""
+    """Return the trained maps whose states were put in place of a part."""
     lines = known_lines(where(swaps, part=part), "penalty")
     lines.pop(ERASED, None)
     return trained(lines)

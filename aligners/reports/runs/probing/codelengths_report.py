@@ -29,17 +29,17 @@ FEWEST_RANKED = 3  # sites, of which a rank correlation is said
 
 
 def word_of_site(site: int | None) -> str:
-    """A layer for readers; None is a learned mix of all."""
+    """Name a layer for readers; None is a learned mix of all."""
     return "mix" if site is None else str(site)
 
 
 def sites_read(rows: Iterable[Row]) -> list[int | None]:
-    """The layers that any probe reads, then None if there are mixes."""
+    """Return the layers that any probe reads, then None if there are mixes."""
     return sorted(distinct(rows, "site"), key=lambda site: (site is None, site))
 
 
 def _by_frequencies(rows: Sequence[Row]) -> float:
-    """Compression of a code that knows the frequencies of a task's labels alone."""
+    """Return the compression by a code that only knows the frequencies of a task's labels."""
     row = where(rows, **CODES["model"])[0]
     return row["uniform_bits"] / row["frequency_bits"]
 
@@ -89,7 +89,7 @@ def _orders(codes: Sequence[Row], scores: Sequence[Row], task: str) -> list[str]
 
 
 def codes_tables(rows: Sequence[Row]) -> list[SiteTable]:
-    """A table for each model: compression of each task, sites across."""
+    """Make a table for each model: compression of each task, with sites across."""
     tables = []
     for model, of_model in grouped(rows, "model").items():
         sites = sites_read(of_model)
@@ -110,7 +110,7 @@ def codes_tables(rows: Sequence[Row]) -> list[SiteTable]:
 
 
 def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
-    """Draw, for each model and task, compression by site, and below it bits a target by portion."""
+    """Draw, for each model and task, compression by site, and below it bits per target by portion."""
     groups = list(grouped(rows, "model", "task").items())[: drawing.ABREAST]
     count = len(groups)
     several = len(distinct(rows, "model")) > 1

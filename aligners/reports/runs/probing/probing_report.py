@@ -1,4 +1,4 @@
-"""The report on probes: each score beside its controls by layer, with sentences, tables and figures of trees."""
+"""The report on probes: each score with its controls by layer, in sentences and tables, with figures of trees."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -106,7 +106,7 @@ def report(
 
 
 def _of_states(rows: Iterable[Row]) -> list[Row]:
-    """The rows of probes, without the baselines."""
+    """Return the rows of probes, without the baselines."""
     return [row for row in rows if row["source"] not in BASELINES]
 
 
@@ -115,12 +115,12 @@ def _baseline(rows: Iterable[Row]) -> Row:
 
 
 def _ranks(rows: Iterable[Row]) -> list[int | None]:
-    """The ranks of structural probes, ascending; None stands for full rank."""
+    """Return the ranks of structural probes, ascending; None stands for full rank."""
     return sorted(distinct(known(rows, "rank"), "rank")) or [None]
 
 
 def _measures(rows: Iterable[Row]) -> list[tuple[str, str, str]]:
-    """Task, column and name of every score."""
+    """Return task, column and name of every score."""
     measures = []
     for task, probe in distinct(rows, "task", "probe"):
         for column, name in MEASURES[probe].items():
@@ -145,7 +145,7 @@ class Line(NamedTuple):
 
 
 def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
-    """The lines of one model, task and rank: what is read of the model, and the controls.
+    """Return the lines of one model, task and rank: the model's own score, and the controls.
 
     Args:
         rows: rows of that model, task and rank.
@@ -196,7 +196,7 @@ def lead(rows: Sequence[Row], best: Sequence[str]) -> str:
 
 
 def _what_was_read(meta: Row) -> list[str]:
-    """How many sentences were read and left out, and from where."""
+    """Say how many sentences were read and left out, and from where."""
     said = []
     read = meta.get("sentences")
     if read:
@@ -229,13 +229,13 @@ def unfinished(meta: Row) -> list[str]:
 
 
 def _of(rows: Sequence[Row], row: Row) -> str:
-    """The task of a row, with its model where there are several."""
+    """Name the task of a row, with its model if there are several."""
     several = len(distinct(rows, "model")) > 1
     return f"{row['model']}: {row['task']}" if several else str(row["task"])
 
 
 def _best_scores(rows: Sequence[Row]) -> list[str]:
-    """The best score of each model and task beside that at site 0, of the untrained twin, and its selectivity."""
+    """State the best score of each model and task, that at site 0, that of the untrained twin, and the selectivity."""
     said = []
     for line in grouped(known(rows, "score"), "model", "task", "probe").values():
         read = where(line, source="model")
@@ -260,7 +260,7 @@ def _best_scores(rows: Sequence[Row]) -> list[str]:
 
 
 def _mixes(rows: Sequence[Row]) -> list[str]:
-    """Where the learned mixes of layers have their centre of gravity."""
+    """State the centre of gravity of the learned mixes of layers."""
     said = []
     for row in known(rows, "centre_of_gravity"):
         centre = f"its centre of gravity at layer {row['centre_of_gravity']:.2f}"
@@ -269,7 +269,7 @@ def _mixes(rows: Sequence[Row]) -> list[str]:
 
 
 def _no_better(rows: Sequence[Row]) -> list[str]:
-    """Where a probe reads no more than the baseline has."""
+    """Say where a probe reads no more than the baseline does."""
     said = []
     for line in grouped(rows, "model", "task", "probe").values():
         baseline = _baseline(line)
@@ -345,7 +345,7 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
 def _drawn(
     rows: Sequence[Row], models: Sequence[str], column: str
 ) -> list[tuple[str, drawing.Look, Sequence[Row | None]]]:
-    """The lines of a column in a panel: the colour says which model, the dashes what was read."""
+    """Return the lines of a column in a panel: colours stand for models, dashes for what was read."""
     drawn = []
     read = _of_states(rows)
     sites = sites_read(read)
@@ -410,7 +410,7 @@ def _arcs(
 
 
 def _edges(written: str) -> set[tuple[int, int]]:
-    """The edges of `0-2 1-2`."""
+    """Parse the edges of `0-2 1-2`."""
     edges = set()
     for edge in written.split():
         first, _, last = edge.partition("-")

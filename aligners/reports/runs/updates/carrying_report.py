@@ -1,4 +1,4 @@
-"""The report of carrying: what becomes of each artefact, and its scores where the texts have its labels."""
+"""The report of carrying: the fate of each artefact, and its scores if the texts have its labels."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -75,13 +75,13 @@ def report(
 
 
 def forecast(row: Row, side: str = "") -> float | None:
-    """The score that is forecast; None where that on the old model is not known, as of earlier versions' rows, too."""
+    """Return the forecast of a score; None if the score on the old model is unknown, as in rows of earlier versions."""
     value: float | None = row[f"{side}predicted"]
     return None if row["own_score"] is None else value
 
 
 def loss(row: Row) -> float:
-    """What an artefact loses at best, left as it is or carried: of its score or, where none is known, of agreement."""
+    """Return what an artefact loses at best, unchanged or carried: of its score or, if unknown, of agreement."""
     column = "predicted"
     before = row["own_score"]
     if forecast(row) is None:
@@ -93,7 +93,7 @@ def loss(row: Row) -> float:
 
 
 def _urgency(row: Row) -> tuple[float, bool]:
-    """What is said first: what loses most and, of equals, what is not to be used."""
+    """Return a sorting key: what loses most comes first and, among equals, what should not be used."""
     return round(loss(row), 3), row["verdict"] == "do not use"
 
 
@@ -137,7 +137,7 @@ def _fate(row: Row) -> str:
 
 
 def _against_labels(rows: Sequence[Row], scores: Sequence[Row]) -> str:
-    """The true scores: of one artefact with intervals, of several their means."""
+    """State the scores against labels: for one artefact with intervals, for several their means."""
     scored = [
         name for name in distinct(rows, "artefact") if where(scores, artefact=name)
     ]
@@ -161,7 +161,7 @@ def _against_labels(rows: Sequence[Row], scores: Sequence[Row]) -> str:
 
 
 def _without_forecast(rows: Sequence[Row]) -> list[str]:
-    """Which artefacts have no forecast, and how they get one."""
+    """Say which artefacts have no forecast, and how they get one."""
     names = []
     for row in known(rows, "fidelity"):
         if forecast(row) is None:
@@ -180,7 +180,7 @@ def _without_forecast(rows: Sequence[Row]) -> list[str]:
 
 
 def _forecasts(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
-    """How far forecasts are from the true scores, where there are both."""
+    """Say how far forecasts are from the measured scores, where there are both."""
     errors = []
     for row in rows:
         expected = forecast(row)
@@ -202,7 +202,7 @@ def _forecasts(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
 
 
 def artefact_card(row: Row, scores: Sequence[Row], meta: Row, *, through: bool) -> str:
-    """The card of a carried artefact, as Markdown.
+    """Return the card of a carried artefact, as Markdown.
 
     Args:
         row: row of the report.
@@ -262,7 +262,7 @@ def artefact_card(row: Row, scores: Sequence[Row], meta: Row, *, through: bool) 
 
 
 def _fates(rows: Sequence[Row]) -> SiteTable:
-    """What is said of each artefact from its answers, those that lose most first."""
+    """Summarise each artefact by its answers, those that lose most first."""
     said = WORDS["carrying"]
     texts = f"on {rows[0]['n_texts']} held-out texts"
     title = f"{route_name(rows[0])}: agreement with old answers, and forecasts, {texts}"
@@ -286,7 +286,7 @@ def _fates(rows: Sequence[Row]) -> SiteTable:
 
 
 def _scores(rows: Sequence[Row], scores: Sequence[Row]) -> SiteTable:
-    """AUROC and accuracy against labels, a line for each artefact."""
+    """Make the table of AUROC and accuracy against labels, with a line for each artefact."""
     groups = {"AUROC": list(SCORES), "accuracy": list(SCORES)}
     table = SiteTable("Against the labels of held-out texts", ["artefact"], [], groups)
     for name in distinct(rows, "artefact"):
@@ -303,7 +303,7 @@ def _scores(rows: Sequence[Row], scores: Sequence[Row]) -> SiteTable:
 
 
 def _maps(maps: Sequence[Row]) -> SiteTable:
-    """How much of an artefact's answers each map misses on validation texts, at its best site."""
+    """Make the table of what each map misses of an artefact's answers on validation texts, at its best site."""
     names = distinct(maps, "map", "fitted_on")
     headings = [f"{name}, {rows}" for name, rows in names]
     title = "Share of the variance of an artefact's answers that each map misses, validation texts, best site"

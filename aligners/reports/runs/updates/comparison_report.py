@@ -1,4 +1,4 @@
-"""The report of a comparison: what changed from one model to another, where, and on what."""
+"""The report of a comparison: what changed from one model to another, where, and on which texts."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -127,7 +127,7 @@ def lead(
 
 
 def _verdict(meta: Row) -> str:
-    """What a verdict says that names no site."""
+    """State a verdict that names no site."""
     kind = meta["verdict"]["kind"]
     map_ = meta["verdict"]["map"]
     if kind == "coordinates" and map_ == "identity":
@@ -167,7 +167,7 @@ def _verdict(meta: Row) -> str:
 
 
 def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
-    """From which block on, where the most, on what, and by how much."""
+    """Say from which block on states have changed, where most, on which texts, and by how much."""
     first = verdict["first"]
     most = verdict["most"]
     map_ = verdict["map"]
@@ -192,7 +192,7 @@ def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
 
 
 def _on_answers(function: Sequence[Row], *, same: bool) -> str:
-    """Whether the answers differ, how many agree, and what that does to the loss."""
+    """Say whether the answers differ, how many agree, and how the loss changes."""
     if not function:
         return "Answers are not compared."
     row = function[0]
@@ -215,7 +215,7 @@ def _on_answers(function: Sequence[Row], *, same: bool) -> str:
 
 
 def _details(meta: Row, function: Sequence[Row], weights: Sequence[Row]) -> list[str]:
-    """What rounding explains, and what was not compared or fitted, and why."""
+    """Say what rounding explains, and what was not compared or fitted, and why."""
     said = []
     for row in function:
         tolerance = fixed(row["tolerance"], ".2g")
@@ -242,7 +242,7 @@ def _details(meta: Row, function: Sequence[Row], weights: Sequence[Row]) -> list
 
 
 def _on_weights(meta: Row) -> str:
-    """In which blocks weights differ, and what weights cannot tell."""
+    """Say in which blocks weights differ, and what weights cannot tell."""
     verdict = meta["verdict"]
     changed = meta["weights"]["changed"]
     blocks = meta["weights"]["blocks"]
@@ -303,7 +303,7 @@ def _answers(row: Row) -> SiteTable:
 
 
 def _weights(weights: Sequence[Row]) -> SiteTable:
-    """The weight of each block that differs most, in units of its tolerance."""
+    """Return the weight of each block that differs most, in units of its tolerance."""
     title = "Weights: relative difference of the one in each block that differs most"
     table = SiteTable(
         title, ["block", "weight"], ["difference", "rounding explains"], {}
@@ -317,7 +317,7 @@ def _weights(weights: Sequence[Row]) -> SiteTable:
 
 
 def _on_what(name: str, rows: Sequence[Row]) -> list[SiteTable]:
-    """A table for each site of the types, tokens, texts or directions with the most of what differs."""
+    """Make a table for each site of the types, tokens, texts or directions with the largest differences."""
     tables, (title, words) = [], ON_WHAT[name]
     for site, line in grouped(rows, "site").items():
         columns = ["share of it"]

@@ -1,4 +1,4 @@
-"""Generated text, of injection and of steering: how continuations differ, and some of them to read."""
+"""Generated text, from injection and from steering: how continuations differ, and samples to read."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -43,7 +43,7 @@ def generation_words(rows: Sequence[Row]) -> list[str]:
 
 
 def generation_tables(rows: Sequence[Row], samples: Sequence[Row]) -> list[SiteTable]:
-    """Methods down and sites across: agreement with the model's own continuation, and perplexity. Then the samples."""
+    """Make the tables of agreement with the model's own continuation and of perplexity, and that of samples."""
     tables = []
     for panel in grouped(with_short_names(rows), "model_x", "model_y").values():
         tables.append(_numbers(panel))

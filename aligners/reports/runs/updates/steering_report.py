@@ -70,13 +70,13 @@ def report(
 
 
 def _at_middle_cost(equal: Sequence[Row]) -> list[Row]:
-    """The rows at the middle one of the costs."""
+    """Return the rows at the middle one of the costs."""
     levels = sorted(distinct(equal, "kl"))
     return where(equal, kl=levels[len(levels) // 2])
 
 
 def _by_chance(row: Row, random: Sequence[Row]) -> bool:
-    """Whether a direction has no more effect than directions drawn at random."""
+    """Tell whether a direction has no more effect than random directions."""
     if row["value"] is None or not is_known(random, "value"):
         return False
     return bool(random[0]["value_low"] <= row["value"] <= random[0]["value_high"])
@@ -126,7 +126,7 @@ def lead(rows: Sequence[Row], equal: Sequence[Row]) -> str:
 
 
 def _shares(equal: Sequence[Row]) -> list[str]:
-    """What share of the native effect each carried direction has, where that is more than chance."""
+    """State each carried direction's share of the native effect, where that exceeds chance."""
     said = []
     for (effect, site), line in grouped(
         _at_middle_cost(equal), "effect", "site"
@@ -148,7 +148,7 @@ def _shares(equal: Sequence[Row]) -> list[str]:
 
 
 def _written(generation: Sequence[Row]) -> list[str]:
-    """How likely the model finds what it writes with a direction added."""
+    """Say how probable the model finds what it writes with a direction added."""
     said = []
     for row in generation:
         if row["role"] in ("ceiling", "random"):
