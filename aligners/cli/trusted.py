@@ -1,4 +1,4 @@
-"""What may come from a file of options, and what only from the command line: whatever runs code of its own.
+"""Which options a file may set, and which only the command line may: those that run code of their own.
 
 A file of options, or a study's, may be somebody else's. It may name classes of this package, of torch's optimisers and
 of Lightning, and those of modules that the command line names. No other path is imported, let alone called.
@@ -63,14 +63,14 @@ set_parsing_settings(
 
 
 def refuse_class(place: str, path: str) -> UserError:
-    """The error of a class or a function that no option may name."""
+    """Return the error for a class or a function that no option may name."""
     return UserError(
         f"Expected {place} to name {WANTED}, but got {path}. Nothing of it was run."
     )
 
 
 def let_import(words: Sequence[str]) -> None:
-    """From now on, the modules may be imported that a command line names.
+    """Allow from now on the import of modules that a command line names.
 
     Args:
         words: words of the command line, after the command.
@@ -95,7 +95,7 @@ def check_may_import(name: str) -> None:
 
 
 def let_name(module: Any) -> None:
-    """From now on, options may name the maps, callbacks and the like that a module of the user's has."""
+    """Allow options to name the maps, callbacks and the like of a user's module from now on."""
     names = [module.__name__]
     for value in vars(module).values():
         if isclass(value) and issubclass(value, BASES):
@@ -106,7 +106,7 @@ def let_name(module: Any) -> None:
 
 
 def let_name_maps() -> None:
-    """From now on, options may name every map that this process has defined."""
+    """Allow options to name every map that this process has defined, from now on."""
     names = [
         f"{kind.__module__}.{kind.__qualname__}" for kind in Aligner.registry.values()
     ]
@@ -158,7 +158,7 @@ def _is_trusted(value: Any) -> bool:
 
 
 def _imported() -> Iterator[Any]:
-    """The modules that `--imports` has imported."""
+    """Return the modules that `--imports` has imported."""
     for name in _modules:
         stem = name.removesuffix(".py").rpartition("/")[2]
         if stem in sys.modules:
@@ -166,7 +166,7 @@ def _imported() -> Iterator[Any]:
 
 
 def _found(path: str) -> Any:
-    """What a path names in the modules that are imported; None: nothing."""
+    """Return what a path names in the imported modules; None: nothing."""
     *folders, name = path.split(".")
     module = sys.modules.get(".".join(folders))
     return getattr(module, name, None)
@@ -193,7 +193,7 @@ def check_typed(options: Mapping[str, Any], words: Sequence[str]) -> None:
 
 
 def _typed(option: str, words: Sequence[str]) -> Iterator[Any]:
-    """The values that a command line gives an option, itself or as a part of what it gives a whole.
+    """Return the values that a command line gives an option, directly or as part of a larger value.
 
     Args:
         option: its dotted name.
@@ -216,7 +216,7 @@ def _loaded(value: str) -> Any:
 
 
 class Trust(NamedTuple):
-    """What a study's command line trusts, which its cells trust as well.
+    """What a study's command line trusts, and its cells with it.
 
     Attributes:
         imports: modules that each cell imports.
@@ -227,7 +227,7 @@ class Trust(NamedTuple):
     remote_code: bool = False
 
     def words(self, options: Mapping[str, Any]) -> list[str]:
-        """What it adds to the command line of a cell with these options."""
+        """Return what this trust adds to the command line of a cell with these options."""
         added = []
         if self.imports:
             added.append(f"--imports={json.dumps(self.imports)}")
@@ -240,7 +240,7 @@ NOBODY = Trust()
 
 
 def trust_of(options: Mapping[str, Any]) -> Trust:
-    """What the options of a study trust, once `check_typed` has compared them with its command line.
+    """Return what the options of a study trust, once `check_typed` has compared them with its command line.
 
     Args:
         options: by their dotted names, as plain values.
@@ -254,7 +254,7 @@ def trust_of(options: Mapping[str, Any]) -> Trust:
 
 
 def _values(option: str, words: Sequence[str]) -> Iterator[str]:
-    """All values that a command line gives an option."""
+    """Return all values that a command line gives an option."""
     gives = False
     for word in words:
         name, equals, value = word.partition("=")

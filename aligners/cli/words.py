@@ -1,7 +1,7 @@
 """The words of a command line before anything is imported: help on one screen, and short forms of lists and files.
 
-aligners.cli.known keeps what the parser of a command says. Only values that its parser surely refuses are refused here,
-and at once; an option or a name that is not known here goes on to the parser.
+aligners.cli.known keeps what the parser of a command says. Only values that the parser would certainly refuse are
+refused here, at once; unknown options and names are passed on to the parser.
 """
 
 import json
@@ -42,7 +42,7 @@ FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")
 
 
 def help_of(program: str, about: Mapping[str, Any]) -> str:
-    """The help of a command, on one screen: what it does, an example, and the options that people use.
+    """Return the help of a command on one screen: what it does, an example, and the options that people use.
 
     Args:
         program: what the user typed up to the command.
@@ -58,7 +58,7 @@ def help_of(program: str, about: Mapping[str, Any]) -> str:
 
 
 def as_parsed(about: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-    """The words as the parser takes them: it wants brackets around lists, braces around maps, and paths of files.
+    """Return the words in the parser's form: brackets around lists, braces around maps, and paths of files.
 
     Args:
         about: the command, as `aligners.cli.known.describe_options.describe` describes it.
@@ -105,9 +105,9 @@ def _take_values(rest: list[str], *, several: bool) -> list[str]:
 def _as_one_value(
     values: list[str], kinds: Sequence[str], known: Sequence[str] | None, *, added: bool
 ) -> str:
-    """`a b` as `["a", "b"]` where the option takes a list, and as `{"a": "A", "b": "B"}` where it takes maps.
+    """Return `a b` as `["a", "b"]` if the option takes a list, and as `{"a": "A", "b": "B"}` if it takes maps.
 
-    Where it takes names, they may stand between commas; models and files may hold commas.
+    Names may be separated by commas, but names of models and files may contain commas.
     """
     for value in values:
         if re.search(r"[\[{]|^null$", value):
@@ -128,7 +128,7 @@ def _as_one_value(
 
 
 def _config(value: str, brought: Mapping[str, str]) -> str:
-    """The path of a file of options, which may come along: `--config demo`; options in YAML stay as they are.
+    """Return the path of a file of options, perhaps of the package (`--config demo`); options in YAML stay.
 
     Raises:
         UserError: there is no such file.
@@ -182,7 +182,7 @@ def _check_base_60(option: str, value: str) -> None:
 
 
 def _loaded(value: str) -> Any:
-    """A value as YAML and the parser read it."""
+    """Return a value as YAML and the parser read it."""
     import yaml
 
     try:

@@ -21,7 +21,7 @@ _below: list[Path] | None = (
 
 @contextmanager
 def confined() -> Iterator[None]:
-    """Within it, files are written only in the folders that `let_write` names, wherever their own names may lead."""
+    """Context in which files are written only in the folders of `let_write`, wherever their names may lead."""
     global _below
     before, _below = _below, []
     try:
@@ -66,10 +66,10 @@ def open_own(path: Path, mode: Literal["a", "w"]) -> TextIO:
 
 
 def whole_file(path: Path) -> AbstractContextManager[Path]:
-    """A temporary file to write to, renamed to `path` once it is complete and on the disk.
+    """Context with a temporary file to write to, renamed to `path` once it is complete and on the disk.
 
     It lies beside `path`, so that the last step is a rename within one filesystem: whatever happens, `path` holds
-    either what it held before or everything. What a killed process has left is overwritten.
+    either what it held before or everything. Remains of a killed process are overwritten.
 
     Raises:
         OSError: the file cannot be written; `path` is as it was.
@@ -78,7 +78,7 @@ def whole_file(path: Path) -> AbstractContextManager[Path]:
 
 
 def whole_folder(folder: Path) -> AbstractContextManager[Path]:
-    """A temporary folder to write to, renamed to `folder` once everything in it is complete and on the disk.
+    """Context with a temporary folder to write to, renamed to `folder` once everything in it is complete on disk.
 
     Raises:
         OSError: something cannot be written, or `folder` holds files already.
@@ -90,7 +90,7 @@ def whole_folder(folder: Path) -> AbstractContextManager[Path]:
 def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
     """Make a temporary file or folder, and rename it to `path` once it is written; after an error, remove it.
 
-    Everybody whom the umask lets may read it, whoever wrote it: safetensors leaves files to their owner alone.
+    It is readable for everybody whom the umask allows: safetensors would restrict files to their owner.
     """
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     _check_place(path)

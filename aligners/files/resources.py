@@ -1,4 +1,4 @@
-"""How much room there is: in memory, and on a disk."""
+"""Free space, in memory and on a disk."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 
 
 def free_memory(device: torch.device) -> int:
-    """Free memory of a device in bytes."""
+    """Return the free memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     lines = Path("/proc/meminfo")
@@ -18,14 +18,14 @@ def free_memory(device: torch.device) -> int:
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that are free on the disk of a folder, which need not exist yet."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def in_words(size: float) -> str:
-    """`1.2 GB` for a number of bytes."""
+    """Write a number of bytes like `1.2 GB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"

@@ -1,7 +1,7 @@
 """Checksums in the files that are read again: a byte that changed on the disk is noticed when they are loaded.
 
 A safetensors file has its checksum in its metadata, an archive of torch in its comment, a JSON object under one more
-name. It covers every other byte of the file. Files of earlier versions have none, and are read as they are.
+name. It covers every other byte of the file. Files of earlier versions have no checksum, and are not checked.
 """
 
 import json
@@ -154,7 +154,7 @@ def check_model(folder: Path, endings: tuple[str, ...]) -> None:
 
 
 def _enter(path: Path) -> None:
-    """Compute the checksum of a file, and write it where `UNKNOWN` stands."""
+    """Compute the checksum of a file, and write it in place of `UNKNOWN`."""
     place = _find(path)
     if place is None:
         raise RuntimeError(
@@ -167,7 +167,7 @@ def _enter(path: Path) -> None:
 
 
 def _find(path: Path) -> tuple[int, str | None] | None:
-    """Where in a file its checksum stands, and the checksum; None: it has none.
+    """Return where in a file its checksum is, and the checksum; None: it has none.
 
     Returns:
         The place of its first byte, and None instead of the checksum where that is damaged.
@@ -191,7 +191,7 @@ def _find(path: Path) -> tuple[int, str | None] | None:
 
 
 def _digest(path: Path, place: int | None = None) -> str:
-    """The checksum of a file; with what stands at a place for itself counted as `UNKNOWN`."""
+    """Return the checksum of a file, with its own place in the file counted as `UNKNOWN`."""
     with path.open("rb") as file:
         if place is None:
             return KIND + file_digest(file, _new).hexdigest()
@@ -208,5 +208,5 @@ def _new(content: bytes = b"") -> Any:
 
 
 def _digest_of(plain: Mapping[str, Any]) -> str:
-    """The checksum of plain values, as JSON gives them back."""
+    """Return the checksum of plain values, as they come back from JSON."""
     return KIND + _new(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -25,7 +25,7 @@ RUN_FILES = [
 
 
 def shared_file(place: Path | str) -> Path:
-    """The file of weights that a path or a name means: the file itself, or that of a shared folder.
+    """Return the file of weights that a path or a name refers to: the file itself, or that of a shared folder.
 
     Args:
         place: a file, by its name now or in the version before; a shared folder; or the name of one on the Hub,
@@ -48,19 +48,19 @@ def shared_file(place: Path | str) -> Path:
 
 
 def is_shared(place: Path | str) -> bool:
-    """Whether a place is a shared folder or the name of one, rather than a file."""
+    """Tell whether a place is a shared folder or the name of one, rather than a file."""
     return not Path(place).is_file() and (Path(place).is_dir() or is_hub_name(place))
 
 
 def is_hub_name(place: Path | str) -> bool:
-    """Whether a place has the form of a name on the Hub."""
+    """Tell whether a place has the form of a name on the Hub."""
     return HUB_NAME.fullmatch(str(place)) is not None and not str(place).endswith(
         FILE_ENDINGS
     )
 
 
 def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Path:
-    """The folder of a place: itself on this machine, or downloaded from the Hub, its known files alone.
+    """Return the folder of a place: itself on this machine, or its known files, downloaded from the Hub.
 
     Args:
         place: a folder, or a name on the Hub.
@@ -101,7 +101,7 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What a shared folder says of itself, once its weights are those that it was written with.
+    """Read the description of a shared folder, after checking that its weights are unchanged.
 
     Raises:
         ValueError: it is no shared folder, is of a later version, its weights are damaged, or a file of it is a link
@@ -139,7 +139,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def own_file(folder: Path, name: str) -> Path | None:
-    """A file of a folder that may be somebody else's, to read or to publish; None if it is not there.
+    """Return a file to read or publish from a folder that may be somebody else's; None if it is missing.
 
     Args:
         folder: on this machine; in the Hub's cache, files are links to others of the same repository.
@@ -166,6 +166,6 @@ def own_file(folder: Path, name: str) -> Path | None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, as the Hub shows it."""
+    """Return the SHA-256 of a file, as the Hub shows it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,7 @@ NOT_ONLY_TENSORS = "it holds more than tensors, and only tensors are read, as an
 
 @contextmanager
 def refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Say what is wrong with a file, whatever its content raises within this context.
+    """Context in which any error that a file's content raises becomes one that says what is wrong with it.
 
     Readers of other packages, and our code for files of our own, raise almost anything for a file that is damaged or
     was edited. Errors that the user can fix, and those of the disk and of memory, stay as they are.
@@ -42,7 +42,7 @@ def refusing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The kind and the first line of an error. What torch advises on `weights_only` is not for users."""
+    """Return the kind and the first line of an error, without torch's advice on `weights_only`."""
     if "weights_only" in str(error):
         return NOT_ONLY_TENSORS
     if "not a valid JSON file" in str(error) and ".gguf" in str(error):

@@ -1,4 +1,4 @@
-"""Reads the tables that stand beside the code as YAML files."""
+"""Reads the tables that are kept beside the code as YAML files."""
 
 from functools import cache
 from pathlib import Path

@@ -363,7 +363,7 @@ def _has_hooks(aligner: Aligner) -> bool:
 def differ_little(
     found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
 ) -> bool:
-    """Whether tensors are the same up to rounding, where the expected ones are finite.
+    """Tell whether tensors agree up to rounding, where the expected ones are finite.
 
     Args:
         found: as computed in another way.

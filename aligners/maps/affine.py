@@ -427,7 +427,7 @@ def _least(values: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _set(layer: BankLinear, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Set the weights of a layer; without a bias, that is zero."""
+    """Set the weights of a layer; a missing bias means zero."""
     with torch.no_grad():
         layer.weight.copy_(weight)
         layer.bias.zero_()

@@ -328,8 +328,8 @@ def check_count(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
         )
     if kind == "layers" and len(blocks.listed) > 1:
         raise UserError(
-            f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: which one is run "
-            "when follows from the number of layers, so that fewer layers are another model."
+            f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: the order in "
+            "which they run depends on the number of layers, so fewer layers would be another model."
         )
 
 

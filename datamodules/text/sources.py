@@ -120,8 +120,7 @@ class TextSource:
         if self.streaming and not known_source(self).streams:
             raise UserError(
                 f"`streaming` is for files and the Hub, but `source` {self.source!r} is already on this machine, or "
-                "small enough to be "
-                "read whole. Leave `streaming` out: `max_texts` takes a part of it."
+                "small enough to be read whole. Leave `streaming` out: `max_texts` takes a part of it."
             )
         if self.text_columns is not None and len(self.text_columns) not in (1, 2):
             raise UserError(

@@ -137,7 +137,7 @@ def _between_layers(errors: DataFrame, within: bool, whom: str) -> DataFrame:
 
 
 def _means_by_layers(errors: DataFrame, column: str) -> Iterator[tuple[str, Series]]:
-    """For each place and shown method a title, and the mean error by `site_x` and `site_y`."""
+    """Yield, for each place and shown method, a title and the mean error by `site_x` and `site_y`."""
     for place, part in by(errors, "task", "stage", "rows"):
         rows = kind_words(place["rows"])
         for method in shown_methods(part, column, 2):

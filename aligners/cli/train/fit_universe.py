@@ -28,10 +28,10 @@ from aligners.fitting.universe.universe_evaluation import (
 def universe(run: Run, against: Sequence[Path] = ()) -> None:
     """Fit k models, of any widths, to one shared space: a bijection u_i for each model.
 
-    The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Models of other
-    widths, or `--model.shared`, share the first coordinates; the rest is completed by what is average. Every map is
-    measured on held-out text, and universe.safetensors and pairs/X--Y/aligners.safetensors are written, which
-    `evaluate.py inject` takes.
+    The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. With models of
+    different widths, or with `--model.shared`, only the first coordinates are shared; the rest is completed by its
+    average. Every map is measured on held-out text, and universe.safetensors and pairs/X--Y/aligners.safetensors are
+    written, which `evaluate.py inject` takes.
 
     Example: `--data.models embedded:0 embedded:1 embedded:2 --run runs/universe`
 
@@ -55,8 +55,8 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
 def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -> None:
     """Fit one more model, `--data.models '[NEW]'`, to the shared space of a universe that stays as it is.
 
-    It is one fit for the maps from and to all its members, whose states on the same texts are read. The universe of
-    all is written. `--data.sites` names the newcomer's layers, one for each of the members'; by default, the same ones.
+    One fit gives the maps from and to all members, whose states on the same texts are read. The universe of all models
+    is written. `--data.sites` names the newcomer's layers, one for each of the members'; by default, they are the same.
 
     Example: `--universe runs/universe/universe.safetensors --data.models embedded:3 --run runs/joined`
 
@@ -109,7 +109,8 @@ def _add_members(run: Run, stored: StoredBank) -> None:
     """Put the members of a universe before the newcomer.
 
     Raises:
-        ValueError: not one model is named, or one that is in the universe, or no site of it for one of the members'.
+        ValueError: not exactly one model is named, it is in the universe already, or it lacks a site for one of the
+            members'.
     """
     members = with_named_revisions(stored.data_config)["models"]
     data = run.options.data
@@ -126,10 +127,10 @@ def _add_members(run: Run, stored: StoredBank) -> None:
 
 
 def _sites_of_all(wanted: str, stored: StoredBank) -> str:
-    """The sites of the members, each with the newcomer's, as `data.sites` has them.
+    """Return the members' sites with those of the newcomer, in the form of `data.sites`.
 
     Raises:
-        ValueError: the newcomer has not one site for each of the members'.
+        ValueError: the newcomer does not have one site for each of the members'.
     """
     of_members = sites_of(stored)
     own = of_members
