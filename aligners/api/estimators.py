@@ -380,7 +380,7 @@ class ArrayMap:
         if len(tensor) != bank.sites:
             raise UserError(
                 f"Expected `{name}` with rows of as many sites as the map was fitted on, {bank.sites}, but got "
-                f"{len(tensor)}. `at(site)` is the map of one."
+                f"{len(tensor)}. `at(site)` gives the map of a single site."
             )
         dtype = tensor.dtype
         for value in bank.state_dict().values():

@@ -29,7 +29,8 @@ class Affine(Aligner):
         d_y: width of Y's states.
 
     Attributes:
-        figures: what a fit leaves behind besides the map: buffers by name, of this shape at each site, NaN before.
+        figures: results of a fit besides the map: name of a buffer -> its shape at each site. Buffers are NaN before
+            the fit.
     """
 
     figures: ClassVar[Mapping[str, tuple[int, ...]]] = {}

@@ -56,7 +56,7 @@ class Models:
             names = [self.names]
         if (self.seeds is None) == any(SEED in name for name in names):
             raise UserError(
-                f"Expected `models.seeds` with a name that holds {SEED}, and without one otherwise, but got "
+                f"Expected `models.seeds` if a name contains {SEED}, and no seeds otherwise, but got "
                 f"{self.seeds!r} for {', '.join(names)}."
             )
         if self.seeds is not None:

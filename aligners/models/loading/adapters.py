@@ -232,8 +232,9 @@ def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
             f"Expected the weights of the adapter {name!r} in {WEIGHTS}, but there is no such file. {AGAIN}"
         )
     raise UserError(
-        f"Expected the weights of the adapter {name!r} in {WEIGHTS}, but got {OLDER} alone, which is not read, as such "
-        "files can run code. If you trust it, load it with peft and save it again: `model.save_pretrained(folder)`."
+        f"Expected the weights of the adapter {name!r} in {WEIGHTS}, but got {OLDER} only, which is not read because"
+        " such files can run code. If you trust it, load it with peft and save it again: "
+        "`model.save_pretrained(folder)`."
     )
 
 

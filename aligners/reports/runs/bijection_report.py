@@ -292,7 +292,7 @@ def _curves(axis: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def _curve(axis: Axes, method: str, places: Mapping[int, list[Row]]) -> None:
-    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
+    """Draw the part of one map's FVU that is on the scale, with a note if none of it is."""
     means = []
     below = []
     above = []

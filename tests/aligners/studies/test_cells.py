@@ -261,8 +261,8 @@ def test_pairs() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"models": {"names": "m", "seeds": 2}}, "`models.seeds` with a name"),
-        ({"models": {"names": "m{seed}"}}, "`models.seeds` with a name"),
+        ({"models": {"names": "m", "seeds": 2}}, "`models.seeds` if a name"),
+        ({"models": {"names": "m{seed}"}}, "`models.seeds` if a name"),
         ({"models": {"names": ["a", "a"]}}, "got a twice"),
         ({"pairs": {"random": 4}}, "`pairs.random` to be at least 1 and at most 3, but got 4"),
         ({"pairs": {"given": [["m0", "m9"]]}}, r"two of m0, m1, m2, but got \['m0', 'm9'\]"),

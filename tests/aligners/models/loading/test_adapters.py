@@ -243,7 +243,7 @@ def test_an_adapter_without_weights_or_with_those_that_could_run_code_is_refused
     with pytest.raises(UserError, match=r"in adapter_model\.safetensors, but there (are none|is no such file)\."):
         load_frozen(adapter)
     (adapter / "adapter_model.bin").touch()
-    with pytest.raises(UserError, match=r"but got adapter_model\.bin alone, which is not read"):
+    with pytest.raises(UserError, match=r"but got adapter_model\.bin only, which is not read"):
         load_frozen(adapter)
 
 
