@@ -22,7 +22,7 @@ import torch
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from aligners.fitting.fits import Fit
@@ -317,27 +317,17 @@ class RecordedSteps:
         """Why a step must not be computed here; empty: it may."""
         if torch_modules._has_any_global_hook():
             return "there are hooks on all modules"
+        state: list[Any] = []
         for fit in self.fits:
-            if _has_hooks(fit.aligner):
-                return f"there are hooks on {fit.name}"
-        state = self._state_now()
+            for module in fit.aligner.modules():
+                if _has_hooks(module):
+                    return f"there are hooks on {fit.name}"
+                state += _state_of(module)
         if not self._state:
             self._state = state
         if state != self._state:
             return "parameters or buffers are not where they were, or train no longer"
         return ""
-
-    def _state_now(self) -> list[Any]:
-        """What has to be the same in all steps: modes of modules, and what trains, by its address."""
-        state: list[Any] = []
-        for fit in self.fits:
-            for module in fit.aligner.modules():
-                state.append(module.training)
-            for parameter in fit.aligner.parameters():
-                state += [parameter.data_ptr(), parameter.requires_grad]
-            for buffer in fit.aligner.buffers():
-                state.append(buffer.data_ptr())
-        return state
 
     def _give_up(self) -> None:
         """Free what was recorded, and say why."""
@@ -348,16 +338,26 @@ class RecordedSteps:
         )
 
 
-def _has_hooks(aligner: Aligner) -> bool:
-    for module in aligner.modules():
-        before = module._forward_pre_hooks or module._forward_hooks
-        if before or module._backward_pre_hooks or module._backward_hooks:
-            return True
-    for parameter in aligner.parameters():
+def _has_hooks(module: nn.Module) -> bool:
+    if module._forward_pre_hooks or module._forward_hooks:
+        return True
+    if module._backward_pre_hooks or module._backward_hooks:
+        return True
+    for parameter in module.parameters(recurse=False):
         after: Any = parameter._post_accumulate_grad_hooks
         if parameter._backward_hooks or after:
             return True
     return False
+
+
+def _state_of(module: nn.Module) -> list[Any]:
+    """What has to be the same in all steps: the mode, and what trains, by its address."""
+    state: list[Any] = [module.training]
+    for parameter in module.parameters(recurse=False):
+        state += [parameter.data_ptr(), parameter.requires_grad]
+    for buffer in module.buffers(recurse=False):
+        state.append(buffer.data_ptr())
+    return state
 
 
 def differ_little(
