@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from aligners.fitting import recorded_steps
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import Fit
-from aligners.fitting.recorded_steps import RecordedSteps, counts_real_rows, filled_up
+from aligners.fitting.recorded_steps import CudaRecorder, RecordedSteps, counts_real_rows, filled_up
 from aligners.fitting.saved_bank import BACKWARD, FORWARD
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
@@ -336,3 +336,97 @@ def test_a_site_that_is_lost_does_not_end_the_replays() -> None:
     assert (steps.replayed, steps.failure) == (1, "")
     for gradient in gradients(fits):
         assert gradient[[0, 2]].isfinite().all()
+
+
+class Gpu:
+    """What CUDA does while work is recorded, in its order; there is a GPU in no test."""
+
+    def __init__(self, broken: int | None = None) -> None:
+        self.log: list[str] = []
+        self.current = "main"
+        self.debug = 0
+        self.runs = 0
+        self.broken = broken  # the run of the work that fails
+
+    def work(self) -> None:
+        self.runs += 1
+        self.log.append(f"work on {self.current}, {self.debug}")
+        if self.runs == self.broken:
+            raise RuntimeError("waits for the GPU")
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gpu = self
+
+        class Stream:
+            device = torch.device("cuda")
+
+            def __init__(self, name: Any) -> None:
+                self.name = name if isinstance(name, str) else "side"
+
+            def wait_stream(self, other: Any) -> None:
+                gpu.log.append(f"{self.name} waits for {other.name}")
+
+        class Stays:
+            def __init__(self, stream: Any) -> None:
+                self.stream = stream
+
+            def __enter__(self) -> None:
+                self.before = gpu.current
+                gpu.current = self.stream.name
+
+            def __exit__(self, *_: object) -> None:
+                gpu.current = self.before
+
+        class Captures(Stays):
+            def __init__(self, graph: Any, *, pool: str, stream: Any, capture_error_mode: str) -> None:
+                super().__init__(stream)
+                gpu.log.append(f"{graph.name} in {pool}, {capture_error_mode}")
+
+            def __exit__(self, *error: object) -> None:
+                if error[0] is not None:
+                    raise RuntimeError("capture failed")  # before the stream is left, as torch does
+                super().__exit__()
+
+        class Graph:
+            name = "graph"
+
+            def replay(self) -> None:
+                gpu.log.append("replay")
+
+            def reset(self) -> None:
+                gpu.log.append("reset")
+
+        def set_debug(mode: Any) -> None:
+            gpu.debug = mode
+
+        def set_stream(stream: Any) -> None:
+            gpu.current = stream.name
+
+        stands_for = {
+            "Stream": Stream, "stream": Stays, "graph": Captures, "CUDAGraph": Graph, "set_stream": set_stream,
+            "graph_pool_handle": lambda: "pool", "current_stream": lambda device: Stream(gpu.current),
+            "get_sync_debug_mode": lambda: gpu.debug, "set_sync_debug_mode": set_debug,
+        }  # fmt: skip
+        for name, each in stands_for.items():
+            monkeypatch.setattr(torch.cuda, name, each)
+
+
+def test_work_is_warmed_up_and_captured_on_a_stream_beside_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    gpu.stand_in(monkeypatch)
+    CudaRecorder(torch.device("cuda"))(gpu.work)()
+    assert gpu.log == [
+        "side waits for main", "work on side, 0", *["work on side, error"] * 2, "main waits for side",
+        "graph in pool, thread_local", "work on side, 0", "replay",
+    ]  # fmt: skip
+    assert (gpu.current, gpu.debug) == ("main", 0)
+
+
+@pytest.mark.parametrize("broken", [1, 2, 4])
+def test_a_recording_that_fails_leaves_streams_as_they_were(broken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(broken)
+    gpu.stand_in(monkeypatch)
+    with pytest.raises(RuntimeError) as raised:
+        CudaRecorder(torch.device("cuda"))(gpu.work)
+    assert "waits for the GPU" in str(raised.value.__context__ or raised.value)
+    assert (gpu.log[-1], gpu.current, gpu.debug) == ("reset", "main", 0)
