@@ -42,7 +42,7 @@ from aligners.fitting.training_status import few_rows, outcomes
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
-from aligners.maps.matrices import Products, products_in
+from aligners.maps.matrices import Precision, Products, precision_of, products_in
 from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
@@ -95,8 +95,9 @@ class Alignment(BankTraining):
         warmup: share of the steps over which the learning rate rises. Above 0, it rises over at least 100 steps, and
             stays below its peak in a run too short for that.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
-        products: precision of the networks' matrix products while they train: float32; tf32, on GPUs only; or bfloat16.
-            Rotations and closed forms, on which inverses depend, stay in float32, as do validation and use.
+        products: precision of the maps' matrix products while they train: float32, tf32, or auto, which is tf32 on
+            GPUs that have it and float32 elsewhere. Moments and closed forms are solved in float64, and maps are
+            validated and used in float32, whatever this says.
         seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
         graphs: whether steps on a GPU are recorded as CUDA graphs and replayed: see `recorded_steps`. On one GPU that
             is several times as fast where batches are small. Batches are then filled up, which changes how sums are
@@ -119,7 +120,7 @@ class Alignment(BankTraining):
         most_steps: int = 2000,
         warmup: float = 0.15,
         gradient_clip: float = 1.0,
-        products: Products = "float32",
+        products: Products = "auto",
         seed: int = 0,
         graphs: bool = True,
     ) -> None:
@@ -130,6 +131,7 @@ class Alignment(BankTraining):
         check_known(get_args(Products), products=products)
         self.both_directions = both_directions
         self.products = products
+        self.precision: Precision = "float32"  # of a run on its device
         self.rows_to_train = rows
         self.most_steps = most_steps
         self.graphs = graphs
@@ -148,6 +150,8 @@ class Alignment(BankTraining):
     def setup(self, stage: str) -> None:
         """Build the banks for the sites and widths of the data module."""
         check_precision(self.trainer)
+        device = self.trainer.strategy.root_device
+        self.precision = precision_of(self.products, device)
         self.stream = stream_of(self.trainer, PairedActivations)
         if stage == "test":
             self.stream.plan(Plan(measured=self.stream.seen, fitting=True))
@@ -304,7 +308,7 @@ class Alignment(BankTraining):
         share = torch.full((), float(count), device=self.device)
         share = share / mean_count(self.trainer, count, self.device)
         losses = []
-        with products_in(self.products):
+        with products_in(self.precision):
             for fit in fits:
                 source, target = fit.orient(x, y)
                 losses.append(fit.aligner.loss(source, target))
@@ -549,7 +553,7 @@ class Alignment(BankTraining):
             "rows": self.rows_to_train,
             "most_steps": self.most_steps,
             "least_rise": LEAST_RISE,
-            "products": self.products,
+            "products": self.precision,
         }
         if self.averaging:  # else absent, as in checkpoints of earlier versions
             options["averaging"] = True
@@ -568,6 +572,9 @@ class Alignment(BankTraining):
                 f"Expected a checkpoint of this version, but {self.trainer.ckpt_path} is of another: resume it with "
                 "that, or fit anew."
             )
+        begun_in = stored["options"].get("products")
+        if self.products == "auto" and begun_in in get_args(Precision):
+            self.precision = begun_in  # a run goes on as it began
         self.resume(checkpoint, stored)
         if stored["moments"]:
             moments = Moments(**stored["moments"])

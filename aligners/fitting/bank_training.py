@@ -39,7 +39,7 @@ from aligners.fitting.steps import (
     schedule_factor,
 )
 from aligners.maps.base import Aligner
-from aligners.maps.matrices import Products, products_in
+from aligners.maps.matrices import Products, precision_of, products_in
 
 AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
 IN_MEMORY = "the fit in memory"  # in place of a file's name
@@ -313,7 +313,8 @@ class BankTraining(KnownLength, ABC):
 
     def _gradients_of(self, aligner: Aligner, x: Tensor, y: Tensor) -> Tensor:
         """Add the gradients of a map on some rows, and return its loss, (S,)."""
-        with products_in(self.products):
+        precision = precision_of(self.products, x.device)
+        with products_in(precision):
             loss = aligner.loss(x, y)
             loss.sum().backward()
         return loss

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.maps.matrices import bank_product
 from aligners.similarity.algebra.moments import Moments, squares
 
 MORE_ROWS = (  # advice where there are too few
@@ -173,7 +172,7 @@ class BankLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_in) -> (S, N, d_out)."""
-        return bank_product(x, self.weight, self.bias)
+        return torch.baddbmm(self.bias, x, self.weight)
 
 
 def _of_sites(value: Tensor, sites: int) -> nn.Parameter:

@@ -2,38 +2,54 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-Products = Literal["float32", "tf32", "bfloat16"]
+from aligners.errors import UserError
 
-_HALF: ContextVar[bool] = ContextVar("half", default=False)
+Products = Literal["auto", "float32", "tf32"]
+Precision = Literal["float32", "tf32"]
+
+LEAST_CAPABILITY = 8  # the first GPUs with tf32: Ampere
+SMALL = 64  # rows of a triangular matrix that is inverted by substitution
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether a device multiplies in tf32: an NVIDIA GPU of compute capability 8.0 or higher."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    major, _ = torch.cuda.get_device_capability(device)
+    return major >= LEAST_CAPABILITY
+
+
+def precision_of(products: Products, device: torch.device) -> Precision:
+    """The precision of products on a device; "auto" is tf32 wherever there is tf32.
+
+    Raises:
+        ValueError: `products` is "tf32", which the device does not have.
+    """
+    available = has_tf32(device)
+    if products == "auto":
+        return "tf32" if available else "float32"
+    if products == "tf32" and not available:
+        raise UserError(
+            f"Expected an NVIDIA GPU of compute capability 8.0 or higher for `products` tf32, but the device is {device}. "
+            "Leave `products` at auto, or set it to float32."
+        )
+    return products
 
 
 @contextmanager
-def products_in(products: Products) -> Iterator[None]:
-    """Within it, `bank_product` uses this precision; tf32 affects all float32 products on GPUs. Sums stay float32."""
+def products_in(precision: Precision) -> Iterator[None]:
+    """Within it, products of float32 matrices on GPUs have this precision. Their sums are float32 in either case."""
     before = torch.get_float32_matmul_precision()
-    token = _HALF.set(products == "bfloat16")
-    if products == "tf32":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
         yield
     finally:
-        _HALF.reset(token)
         torch.set_float32_matmul_precision(before)
-
-
-def bank_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """X W + b of a bank: (S, N, d_in), (S, d_in, d_out) and (S, 1, d_out) -> (S, N, d_out)."""
-    if not _HALF.get():
-        return torch.baddbmm(bias, x, weight)
-    product = x.bfloat16() @ weight.bfloat16()
-    precise = product.to(x.dtype)
-    return precise + bias
 
 
 def identity_like(matrix: Tensor) -> Tensor:
@@ -64,6 +80,65 @@ def batch_solve(matrices: Tensor, right: Tensor) -> Tensor:
 def batch_log_det(matrices: Tensor) -> Tensor:
     """Logarithm of |det A| for A (..., d, d) -> (...)."""
     return _each(_log_det, matrices)
+
+
+def by_products(x: Tensor) -> bool:
+    """Whether triangular systems are solved by products with inverses: in training on a GPU.
+
+    A triangular solve there is a hundred small kernels, and takes 4.5 times as long as a product.
+    """
+    return x.is_cuda and torch.is_grad_enabled()
+
+
+def triangular_inverse(lower: Tensor) -> Tensor:
+    """Inverses of lower triangular matrices by some thirty products, however many matrices: (..., d, d) -> (..., d, d).
+
+    The diagonal is cut into 2^k equal blocks of at most `SMALL` rows, which are inverted all at once. Two neighbours A
+    and B with C below A then become one, k times:
+
+        [A 0; C B]⁻¹ = [A⁻¹ 0; −B⁻¹ C A⁻¹ B⁻¹].
+
+    Reference: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 14.2.2.
+    """
+    width = lower.shape[-1]
+    blocks = 1
+    while blocks * SMALL < width:
+        blocks *= 2
+    size = -(-width // blocks)
+    padded = _padded(lower, blocks * size)
+
+    diagonal = _blocks(padded, size, 0)
+    one = identity_like(diagonal).expand_as(diagonal)
+    inverse = torch.linalg.solve_triangular(diagonal, one, upper=False)
+    while blocks > 1:
+        below = _blocks(padded, size, 1)
+        upper_left = inverse[..., 0::2, :, :]
+        lower_right = inverse[..., 1::2, :, :]
+        corner = -(lower_right @ below @ upper_left)
+        top = torch.cat((upper_left, torch.zeros_like(corner)), -1)
+        bottom = torch.cat((corner, lower_right), -1)
+        inverse = torch.cat((top, bottom), -2)
+        blocks //= 2
+        size *= 2
+    return inverse[..., 0, :width, :width]
+
+
+def _padded(matrices: Tensor, width: int) -> Tensor:
+    """Matrices with the identity added to their diagonal, up to a width."""
+    more = width - matrices.shape[-1]
+    if not more:
+        return matrices
+    padded = torch.nn.functional.pad(matrices, (0, more, 0, more))
+    padded.diagonal(dim1=-2, dim2=-1)[..., -more:] = 1
+    return padded
+
+
+def _blocks(matrices: Tensor, size: int, below: int) -> Tensor:
+    """The blocks on the diagonal, (..., n, size, size), or with `below` 1 those right below each first of two."""
+    number = matrices.shape[-1] // size // (1 + below)
+    rows = matrices.unflatten(-2, (number, 1 + below, size))[..., below, :, :]
+    both = rows.unflatten(-1, (number, 1 + below, size))[..., 0, :]
+    return both.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
 def _log_det(matrices: Tensor) -> Tensor:
