@@ -20,7 +20,7 @@ from aligners.fitting.saved_bank import (
     refuse_other_models,
     save_bank,
 )
-from aligners.maps.base import Aligner, BankLinear
+from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 
 Maps = dict[str, dict[str, Aligner]]  # route -> name -> bank
@@ -49,13 +49,7 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
 def _bytes(aligner: Aligner, rows: int) -> int:
     weights = sum(map(torch.numel, aligner.parameters()))
     buffers = sum(map(torch.numel, aligner.buffers()))
-    activations = 0  # what the backward pass needs
-    for part in aligner.modules():
-        if isinstance(part, BankLinear):
-            d_in, d_out = part.weight.shape[-2:]
-            activations += rows * (d_in + 3 * d_out)
-    if aligner.both_ways:
-        activations *= 2
+    activations = rows * aligner.kept_floats()
     return 4 * (COPIES * weights + 2 * buffers + activations)
 
 

@@ -123,6 +123,17 @@ class Aligner(nn.Module, ABC):
         """Return the places of the bank along the leading axis of a parameter or buffer, by its name."""
         return slice(None)
 
+    def kept_floats(self) -> int:
+        """Numbers that a step keeps of each row and site for the gradient, about."""
+        floats = 0
+        for part in self.modules():
+            if isinstance(part, BankLinear):
+                d_in, d_out = part.weight.shape[-2:]
+                floats += d_in + 3 * d_out
+        if self.both_ways:
+            floats *= 2
+        return floats
+
     def findings(self) -> dict[str, Any]:
         """Return what a report should say about this fit besides its errors, as plain values."""
         return {}

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling, deviation, mean_square
@@ -57,6 +58,8 @@ class INN(Aligner):
             maps that turn X's covariance into Y's; or "best", site by site whichever of these promises the least error.
             Mixing "none" can only start at the identity, which is its default.
         both_ways: train g⁻¹ as a map from Y to X besides g as a map from X to Y.
+        recompute: in a step keep the states between couplings alone, and compute everything else again for the
+            gradient. That takes a fifth of the memory and a third more time; the map is the same to the bit.
 
     Raises:
         ValueError: the widths differ, a width is less than 2, or an option is unknown or impossible.
@@ -87,6 +90,7 @@ class INN(Aligner):
         mixing: Mixing = "rotation",
         start: Start | None = None,
         both_ways: bool = True,
+        recompute: bool = False,
     ) -> None:
         super().__init__(sites, d_x, d_y)
         if d_x < 2:
@@ -105,6 +109,7 @@ class INN(Aligner):
         self.mixing = mixing
         self.start = start
         self.both_ways = both_ways
+        self.recompute = recompute
         half = d_x // 2
         self.widths = (half, d_x - half)
         self.scaling = Scaling(sites, d_x, d_y)
@@ -270,13 +275,24 @@ class INN(Aligner):
             return self.step_share
         return None
 
+    def kept_floats(self) -> int:
+        """Numbers that a step keeps of each row and site for the gradient, about."""
+        floats = super().kept_floats()
+        if not self.recompute:
+            return floats
+        between = self.d_x * len(self.couplings)
+        if self.both_ways:
+            between *= 2
+        return between + floats // len(self.couplings)
+
     def start_names(self) -> Sequence[str]:
         """The start that was chosen at each site."""
         return [START_NAMES[number] for number in self.started.tolist()]
 
     def options(self) -> dict[str, Any]:
-        """All options of the network and of its loss."""
+        """All options of the network and of its loss, but for `recompute`, which changes neither."""
         options = super().options()
+        options.pop("recompute")
         options["couplings"] = len(self.couplings)
         return options
 
@@ -329,12 +345,11 @@ class INN(Aligner):
 
         halves = self._split(x)
         for k, coupling in enumerate(self.couplings):
-            if self.rotations:
-                halves = self._rotate(k, halves)
             if log_dets is not None:
-                log_scale = coupling.log_scale(halves[k % 2])
+                turned = self._rotate(k, halves)
+                log_scale = coupling.log_scale(turned[k % 2])
                 log_dets.append(log_scale.sum(-1))
-            halves = _change(k, coupling, halves)
+            halves = self._apply(self._couple, k, halves)
             if matrices is not None:
                 halves = self._mix(halves, matrices[k + 1])
 
@@ -356,10 +371,7 @@ class INN(Aligner):
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
                 halves = self._mix(halves, matrices[k + 1])
-            coupling = self.couplings[k]
-            halves = _change(k, coupling.inverse, halves)
-            if self.rotations:
-                halves = self._rotate_back(k, halves)
+            halves = self._apply(self._couple_back, k, halves)
 
         y = torch.cat(halves, -1)
         if self.rotations:
@@ -373,18 +385,45 @@ class INN(Aligner):
         x_a, x_b = x.split(self.widths, dim=-1)
         return x_a, x_b
 
+    def _apply(
+        self, step: Callable[[int, Halves], Halves], k: int, halves: Halves
+    ) -> Halves:
+        """Take the k-th step; under `recompute` nothing that is made in it is kept for the gradient."""
+        if not self.recompute:
+            return step(k, halves)
+        return checkpoint(
+            step,
+            k,
+            halves,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            determinism_check="none",
+        )
+
+    def _couple(self, k: int, halves: Halves) -> Halves:
+        """Rotate, and change one half by the k-th coupling."""
+        halves = self._rotate(k, halves)
+        return _change(k, self.couplings[k], halves)
+
+    def _couple_back(self, k: int, halves: Halves) -> Halves:
+        """The inverse of `_couple`."""
+        halves = _change(k, self.couplings[k].inverse, halves)
+        return self._rotate_back(k, halves)
+
     def _rotate(self, k: int, halves: Halves) -> Halves:
-        """The halves of x P_k R_k, with k counted from 0."""
+        """The halves of x P_k R_k, with k counted from 0; without rotations, those of x."""
+        if not self.rotations:
+            return halves
         x = torch.cat(halves, -1)
-        x = self.pairs[k](x)
-        x = self.rotations[k](x)
+        x = self.pairs[k](x, self.rotations[k])
         return self._split(x)
 
     def _rotate_back(self, k: int, halves: Halves) -> Halves:
         """The inverse of `_rotate`."""
+        if not self.rotations:
+            return halves
         y = torch.cat(halves, -1)
-        y = self.rotations[k].inverse(y)
-        y = self.pairs[k].inverse(y)
+        y = self.pairs[k].inverse(y, self.rotations[k])
         return self._split(y)
 
     def _mix(self, halves: Halves, matrix: Tensor) -> Halves:

@@ -7,7 +7,12 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from aligners.maps.base import BankLinear
-from aligners.maps.matrices import identity_like
+from aligners.maps.matrices import (
+    by_products,
+    identity_like,
+    products_in,
+    triangular_inverse,
+)
 
 
 class Conditioner(nn.Module):
@@ -206,10 +211,11 @@ def _shuffled(x: Tensor, order: Tensor) -> Tensor:
 
 
 class TriangularPair(nn.Module):
-    """x ↦ x (I + L) (D + U): L strictly lower and U strictly upper triangular, D a positive diagonal.
+    """x ↦ x (I + L) (D + U) R: L strictly lower and U strictly upper triangular, D a positive diagonal.
 
-    It starts at the identity, where a step can move the product in any direction. Its inverse solves two triangular
-    systems, which takes as many multiplications as two matrix products; no matrix is inverted.
+    R is a fixed rotation, or the identity. The map starts at R, where a step can move the product in any direction. Its
+    inverse solves two triangular systems, which takes as many multiplications as two matrix products. In training on a
+    GPU the triangular matrices are inverted, and U is turned rather than the rows: see `by_products`.
 
     Reference: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039, section 3.2.
 
@@ -224,14 +230,22 @@ class TriangularPair(nn.Module):
         entries = torch.zeros(sites, width, width)
         self.entries = nn.Parameter(entries)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: ShuffledHadamard | None = None) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
         lower, upper = self._factors()
-        return x @ lower @ upper
+        if rotation is None:
+            return x @ lower @ upper
+        if by_products(x):
+            return x @ lower @ rotation(upper)
+        return rotation(x @ lower @ upper)
 
-    def inverse(self, y: Tensor) -> Tensor:
+    def inverse(self, y: Tensor, rotation: ShuffledHadamard | None = None) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
         lower, upper = self._factors()
+        if by_products(y):
+            return _solved(y, lower, upper, rotation)
+        if rotation is not None:
+            y = rotation.inverse(y)
         y = torch.linalg.solve_triangular(upper, y, upper=True, left=False)
         return torch.linalg.solve_triangular(
             lower, y, upper=False, left=False, unitriangular=True
@@ -254,3 +268,35 @@ class TriangularPair(nn.Module):
     def _log_diagonal(self) -> Tensor:
         """The logarithm of D's diagonal, (S, d)."""
         return self.entries.diagonal(dim1=-2, dim2=-1)
+
+
+def _solved(
+    y: Tensor, lower: Tensor, upper: Tensor, rotation: ShuffledHadamard | None
+) -> Tensor:
+    """y (L U R)⁻¹ by products, for triangular L and U (S, d, d)."""
+    with torch.no_grad(), products_in("float32"):
+        both = torch.stack((lower, upper.mT))
+        inverse_lower, inverse_upper = triangular_inverse(both)
+        if rotation is not None:
+            inverse_upper = rotation(inverse_upper)
+    if rotation is not None:
+        upper = rotation(upper)
+    y = _Solution.apply(y, upper, inverse_upper.mT)
+    return _Solution.apply(y, lower, inverse_lower)
+
+
+class _Solution(torch.autograd.Function):
+    """y A⁻¹ for a matrix A whose inverse is known; gradients are those of a solve, and none goes to the inverse."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, matrix: Tensor, inverse: Tensor) -> Tensor:
+        solution = y @ inverse
+        ctx.save_for_backward(solution, inverse)
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        solution, inverse = ctx.saved_tensors
+        grad_y = grad @ inverse.mT
+        grad_matrix = -(solution.mT @ grad_y)
+        return grad_y, grad_matrix, None
