@@ -349,7 +349,7 @@ class INN(Aligner):
                 turned = self._rotate(k, halves)
                 log_scale = coupling.log_scale(turned[k % 2])
                 log_dets.append(log_scale.sum(-1))
-            halves = self._apply(self._couple, k, halves)
+            halves = self._take(self._couple, k, halves)
             if matrices is not None:
                 halves = self._mix(halves, matrices[k + 1])
 
@@ -371,7 +371,7 @@ class INN(Aligner):
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
                 halves = self._mix(halves, matrices[k + 1])
-            halves = self._apply(self._couple_back, k, halves)
+            halves = self._take(self._couple_back, k, halves)
 
         y = torch.cat(halves, -1)
         if self.rotations:
@@ -385,7 +385,7 @@ class INN(Aligner):
         x_a, x_b = x.split(self.widths, dim=-1)
         return x_a, x_b
 
-    def _apply(
+    def _take(
         self, step: Callable[[int, Halves], Halves], k: int, halves: Halves
     ) -> Halves:
         """Take the k-th step; under `recompute` nothing that is made in it is kept for the gradient."""
