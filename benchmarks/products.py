@@ -34,7 +34,7 @@ from aligners import Alignment, InjectionEvaluation, TextSource, pair_states
 from aligners.fitting import alignment
 from aligners.maps import matrices
 from aligners.maps.inn import INN
-from aligners.maps.matrices import Precision, has_tf32
+from aligners.maps.matrices import ProductPrecision, has_tf32
 from benchmarks.harness import Figures, parser
 
 aten = torch.ops.aten
@@ -72,7 +72,7 @@ class ImitatedTf32(TorchDispatchMode):
 
 
 @contextmanager
-def imitated(precision: Precision) -> Iterator[None]:
+def imitated(precision: ProductPrecision) -> Iterator[None]:
     """In place of `products_in` on a CPU."""
     with ImitatedTf32() if precision == "tf32" else nullcontext():
         yield
@@ -102,7 +102,7 @@ def trainer(options: argparse.Namespace, **limits: Any) -> Trainer:
 
 
 def errors(
-    options: argparse.Namespace, precision: Precision, seed: int
+    options: argparse.Namespace, precision: ProductPrecision, seed: int
 ) -> dict[str, float]:
     """Fit and measure the map."""
     data = pair_states(

@@ -34,7 +34,7 @@ def data_options(world: World, *models: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = options(trainer__max_steps=6, trainer__val_check_interval=3, trainer__log_every_n_steps=3)
-    layers = options(model__layers=LAYERS, model__start_batches=3)
+    layers = options(model__layers=LAYERS)
     return command(tmp_path_factory.mktemp("stitch"), "train", "stitch", *data_options(world), *layers, *steps, *CPU)
 
 

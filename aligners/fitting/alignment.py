@@ -42,7 +42,7 @@ from aligners.fitting.training_status import few_rows, outcomes
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
-from aligners.maps.matrices import Precision, Products, precision_of, products_in
+from aligners.maps.matrices import ProductPrecision, Products, precision_of, products_in
 from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
@@ -131,7 +131,7 @@ class Alignment(BankTraining):
         check_known(get_args(Products), products=products)
         self.both_directions = both_directions
         self.products = products
-        self.precision: Precision = "float32"  # of a run on its device
+        self.precision: ProductPrecision = "float32"  # of a run on its device
         self.rows_to_train = rows
         self.most_steps = most_steps
         self.graphs = graphs
@@ -266,7 +266,7 @@ class Alignment(BankTraining):
             steps = min(wanted, self.most_steps)
         self.begin(int(steps), self.validated_at, rows=rows)
         if self.graphs:
-            self.recorded = recorded_steps(self, self.trained(), self.products)
+            self.recorded = recorded_steps(self, self.trained(), self.precision)
 
     def on_train_end(self) -> None:
         """Free the memory of what was recorded."""
@@ -573,7 +573,7 @@ class Alignment(BankTraining):
                 "that, or fit anew."
             )
         begun_in = stored["options"].get("products")
-        if self.products == "auto" and begun_in in get_args(Precision):
+        if self.products == "auto" and begun_in in get_args(ProductPrecision):
             self.precision = begun_in  # a run goes on as it began
         self.resume(checkpoint, stored)
         if stored["moments"]:

@@ -27,7 +27,7 @@ from torch.nn.modules import module as torch_modules
 
 from aligners.fitting.fits import Fit
 from aligners.maps.base import Aligner
-from aligners.maps.matrices import Products, products_in
+from aligners.maps.matrices import ProductPrecision, products_in
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def filled_up(rows: int) -> int:
 
 
 def recorded_steps(
-    module: pl.LightningModule, fits: Sequence[Fit], products: Products
+    module: pl.LightningModule, fits: Sequence[Fit], products: ProductPrecision
 ) -> "RecordedSteps | None":
     """What records the steps of a run; None: they cannot be.
 
@@ -202,7 +202,7 @@ class RecordedSteps:
     """
 
     def __init__(
-        self, fits: Sequence[Fit], products: Products, recorder: Recorder
+        self, fits: Sequence[Fit], products: ProductPrecision, recorder: Recorder
     ) -> None:
         self.fits = fits
         self.products = products

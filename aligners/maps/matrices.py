@@ -10,7 +10,7 @@ from torch import Tensor
 from aligners.errors import UserError
 
 Products = Literal["auto", "float32", "tf32"]
-Precision = Literal["float32", "tf32"]
+ProductPrecision = Literal["float32", "tf32"]
 
 LEAST_CAPABILITY = 8  # the first GPUs with tf32: Ampere
 SMALL = 64  # rows of a triangular matrix that is inverted by substitution
@@ -24,7 +24,7 @@ def has_tf32(device: torch.device) -> bool:
     return major >= LEAST_CAPABILITY
 
 
-def precision_of(products: Products, device: torch.device) -> Precision:
+def precision_of(products: Products, device: torch.device) -> ProductPrecision:
     """The precision of products on a device; "auto" is tf32 wherever there is tf32.
 
     Raises:
@@ -42,7 +42,7 @@ def precision_of(products: Products, device: torch.device) -> Precision:
 
 
 @contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
+def products_in(precision: ProductPrecision) -> Iterator[None]:
     """Within it, products of float32 matrices on GPUs have this precision. Their sums are float32 in either case."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

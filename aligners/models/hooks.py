@@ -55,8 +55,8 @@ class Blocks(Places):
 
     def __init__(self, listed: nn.ModuleList, depth: int) -> None:
         self.listed = listed
-        runs = depth / len(listed)
-        self.order = [int(i / runs) for i in range(depth)]
+        # place in the list of each block; a model may have none
+        self.order = [i * len(listed) // depth for i in range(depth)]
         super().__init__(listed[i] for i in self.order)
 
     def sub_layers(self, layer: SubLayer) -> Places:

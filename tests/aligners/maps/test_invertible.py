@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.inn import INN
+from aligners.maps.inn import INN, Mixing
 from aligners.maps.invertible import ShuffledHadamard, TriangularPair
 from aligners.maps.solvers import RIDGES, least_squares, ridge_path, ridge_regression
 from aligners.maps.starting_maps import START_NAMES, Start, calm_space, invertible_start, thinned
@@ -194,3 +194,33 @@ def test_a_start_that_only_turns_needs_no_calm_space() -> None:
         inn.fit(moments)
         for matrix in (inn.first, inn.first_inverse):
             assert all(torch.equal(one, torch.eye(6)) is same for one in matrix)
+
+
+@pytest.mark.parametrize("mixing", ["rotation", "linear", "none"])
+def test_what_is_computed_again_is_the_same_and_takes_less_memory(mixing: Mixing) -> None:
+    x, y = torch.randn(2, 2, 200, 24)
+    gradients, kept = [], []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        aligner = INN(2, 24, 24, couplings=4, mixing=mixing, recompute=recompute)
+        for parameter in aligner.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        own = {parameter.data_ptr() for parameter in aligner.parameters()}
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = aligner.loss(x, y).sum()
+        loss.backward()
+        gradients.append([parameter.grad for parameter in aligner.parameters()])
+        kept.append(sum(size for place, size in sizes.items() if place not in own))
+        assert "recompute" not in aligner.options()  # it may change when a run goes on
+    assert kept[1] < kept[0] / 2
+    for again, gradient in zip(*gradients, strict=True):
+        assert again is not None
+        assert torch.equal(again, gradient)
+    plain, recomputed = INN(1, 24, 24), INN(1, 24, 24, recompute=True)
+    assert recomputed.kept_floats() < plain.kept_floats() / 3

@@ -59,7 +59,7 @@ def inject(world: World, models: list[str], run: Path, **changes: Any) -> dict[s
     usual = {
         "data__model_x": models[0], "data__model_y": models[1], "data__text__source": world.fit, "data__sites": [1, 2],
         "data__text__held_out": world.test, "data__max_length": 20, "trainer__accelerator": "cpu",
-        "trainer__logger": False, "run": str(run), "closed_form": ["linear"], "generate": 4, "prompt_tokens": 3,
+        "trainer__logger": False, "run": str(run), "closed_form": ["linear"], "generate": 4,
     }  # fmt: skip
     evaluate(["inject", *options(**usual | changes)])
     found: dict[str, Any] = json.loads((run / "report.json").read_text())
@@ -90,7 +90,7 @@ def test_a_model_put_into_itself_writes_what_it_writes(
         ("bert", {}, "Expected a causal language model"),
         ("openai-gpt", {}, "Expected a model with a cache"),
         ("gpt2", {"generate": -1}, "generate"),
-        ("gpt2", {"prompt_tokens": 20, "data__max_length": 18}, "more than `prompt_tokens` 20 tokens to continue"),
+        ("gpt2", {"data__max_length": 8}, "more than `prompt_tokens` 8 tokens to continue"),
         ("gpt2", {"new_tokens": 62}, "at most 64 tokens in all"),
     ],
 )

@@ -10,6 +10,7 @@ from tests.world import TEST_TEXTS, World, read_texts
 
 from aligners.api import Direction, Steered, steer, write_artefact
 from aligners.cli.table import evaluate
+from aligners.injection.generation.steering import ALPHAS, LEVELS
 
 
 def directions(folder: Path, model: str, *, name: str = "mine", sites: tuple[int, ...] = (1, 2), seed: int = 0) -> Path:
@@ -25,7 +26,7 @@ def run_steer(world: World, model: str, run: Path, **changes: Any) -> dict[str, 
     usual = {
         "data__model": model, "data__text__source": world.fit, "data__text__held_out": world.test,
         "data__max_length": 20, "trainer__accelerator": "cpu", "trainer__logger": False, "run": str(run),
-        "words_for": ["good", "great"], "words_against": ["bad"], "random": 2, "alphas": [0.5, 1, 2],
+        "words_for": ["good", "great"], "words_against": ["bad"],
     }  # fmt: skip
     evaluate(["steer", *options(**usual | changes)])
     found: dict[str, Any] = json.loads((run / "steering.json").read_text())
@@ -36,20 +37,19 @@ def test_the_command_measures_and_writes(world: World, causal: list[str], tmp_pa
     mine = directions(tmp_path / "mine", causal[1])
     theirs = directions(tmp_path / "theirs", causal[1], seed=7)
     known = {"artefacts": str(mine), "carried": str(theirs), "probe": str(mine / "mine-2")}
-    report = run_steer(
-        world, causal[1], tmp_path / "run", **known, generate=3, prompt_tokens=3, new_tokens=4, equal_kl=[0.05, 0.1]
-    )
+    report = run_steer(world, causal[1], tmp_path / "run", **known, generate=3, new_tokens=4)
     rows, equal = report["rows"], report["equal"]
     assert {(row["role"], row["site"]) for row in rows} == {
         (role, site) for role in ("native", "carried", "random") for site in (1, 2)
     }
-    assert len(rows) == 2 * (1 + 1 + 2) * 3
+    methods, alphas = 1 + 1 + 3, len(set(ALPHAS) - {0})
+    assert len(rows) == 2 * methods * alphas
     assert {row["n_texts"] for row in rows} == {TEST_TEXTS}
-    assert {(row["effect"], row["kl"]) for row in equal} == {(e, k) for e in ("words", "reading") for k in (0.05, 0.1)}
+    assert {(row["effect"], row["kl"]) for row in equal} == {(e, k) for e in ("words", "reading") for k in LEVELS}
     # What Python says of the same texts is the same.
     texts = read_texts(world.test)[0]
     first = Direction({"vector": torch.randn(16, generator=torch.Generator().manual_seed(1))}, {"name": "a", "site": 1})
-    again = steer(causal[1], first, texts, words=(["good", "great"], ["bad"]), alphas=[0.5], random=1, equal_kl=[0.1])
+    again = steer(causal[1], first, texts, words=(["good", "great"], ["bad"]), alphas=[ALPHAS[0]], random=1, equal_kl=[0.1])
     assert isinstance(again, Steered)
     mine_1 = next(row for row in rows if row["method"] == "mine-1")
     assert again.curve[0]["kl"] == pytest.approx(mine_1["kl"], rel=0.5)  # other texts set the unit
@@ -79,9 +79,7 @@ def test_the_command_measures_and_writes(world: World, causal: list[str], tmp_pa
         ({"artefacts": None}, "Expected `artefacts` or `carried` to name a folder with a direction"),
         ({"words_against": []}, "or neither, but got only one"),
         ({"words_for": ["marvellous"]}, "has no token for 'marvellous'"),
-        ({"random": 0}, "random"),
-        ({"equal_kl": [0.0]}, "equal_kl"),
-        ({"generate": 2, "prompt_tokens": 30}, "more than `prompt_tokens` 30"),
+        ({"generate": 2, "data__max_length": 8}, "more than `prompt_tokens` 8"),
         ({"generate": 2, "model": "openai-gpt"}, "Expected a model with a cache"),
         ({"model": "bert"}, "Expected a causal language model"),
     ],
@@ -95,3 +93,10 @@ def test_bad_input_is_refused(
     given = {"artefacts": str(directions(tmp_path / "mine", model))} | changes
     with pytest.raises(ValueError, match=said):
         run_steer(world, model, tmp_path / "run", **given)
+
+
+@pytest.mark.parametrize("wrong", [{"random": 0}, {"equal_kl": [0.0]}, {"alphas": [0.0]}])
+def test_bad_numbers_are_refused_from_python(wrong: dict[str, Any], world: World, causal: list[str]) -> None:
+    direction = Direction({"vector": torch.ones(16)}, {"name": "a", "site": 1})
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        steer(causal[0], direction, read_texts(world.test)[0], words=(["good"], ["bad"]), **wrong)

@@ -83,8 +83,10 @@ def test_a_permuted_model_reads_as_the_old_one_did(
         card = (tmp_path / "run" / "artefacts" / artefact.name / "README.md").read_text()
         assert "Verdict: **carry**" in card
         assert f"reads {new} at site 2" in card
-    vector = again.tensors["vector"]
-    torch.testing.assert_close(vector, mine[1].tensors["vector"][order], rtol=0.05, atol=0.05)
+    # where states hardly vary, the map is as its ridge has it: a direction is compared by what it makes of states
+    error = again.tensors["vector"] - mine[1].tensors["vector"][order]
+    centred = after - after.mean(0)
+    assert (centred @ error).norm() < 0.15 * (centred @ again.tensors["vector"]).norm()
     assert report["rows"][0]["predicted"] == pytest.approx(0.9, abs=1e-3)
     assert report["rows"][1]["predicted"] is None
     scores = {row["condition"]: row["auroc"] for row in report["scores"]}
