@@ -3,9 +3,9 @@
     python -m benchmarks.products embedded-gpt:0 embedded-gpt:1 --site_x 2 --site_y 2
     python -m benchmarks.products FOLDER/minilm FOLDER/e5 --site_x 3 --site_y 6 --steps 200
 
-The invertible network is fitted as `train.py fit` does, twice in float32 and twice in tf32, with two seeds, and measured
-as `evaluate.py inject` does, in float32: FVU, FVU on token types that were not fitted, FVU of the inverse, round trip,
-and the penalty where the second model has a head. "tf32 / float32" is the mean over seeds of one over that of the other.
+The invertible network is fitted as `train.py fit` does, in float32 and in tf32, with two seeds each, and measured as
+`evaluate.py inject` does, in float32: FVU, FVU on token types that were not fitted, FVU of the inverse, round trip, and
+the penalty where the second model has a head. "tf32 / float32" is the mean over seeds of one over that of the other.
 "seeds" is the larger of the two seeds over the smaller, in float32: a cost below it is within what a seed makes.
 
 On a GPU the products are in tf32. A CPU has none, so they are imitated there: the operands of every product of float32
@@ -83,7 +83,7 @@ def imitating() -> Iterator[None]:
     """Within it, a fit on a CPU takes tf32, and imitates it."""
     with (
         mock.patch.object(alignment, "products_in", imitated),
-        mock.patch.object(matrices, "has_tf32", lambda device: True),
+        mock.patch.object(matrices, "has_tf32", return_value=True),
     ):
         yield
 

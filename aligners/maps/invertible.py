@@ -273,7 +273,7 @@ class TriangularPair(nn.Module):
 def _solved(
     y: Tensor, lower: Tensor, upper: Tensor, rotation: ShuffledHadamard | None
 ) -> Tensor:
-    """y (L U R)⁻¹ by products, for triangular L and U (S, d, d)."""
+    """Y (L U R)⁻¹ by products, for triangular L and U (S, d, d)."""
     with torch.no_grad(), products_in("float32"):
         both = torch.stack((lower, upper.mT))
         inverse_lower, inverse_upper = triangular_inverse(both)

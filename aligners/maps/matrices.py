@@ -35,8 +35,8 @@ def precision_of(products: Products, device: torch.device) -> ProductPrecision:
         return "tf32" if available else "float32"
     if products == "tf32" and not available:
         raise UserError(
-            f"Expected an NVIDIA GPU of compute capability 8.0 or higher for `products` tf32, but the device is {device}. "
-            "Leave `products` at auto, or set it to float32."
+            "Expected an NVIDIA GPU of compute capability 8.0 or higher for `products` tf32, but the device is "
+            f"{device}. Leave `products` at auto, or set it to float32."
         )
     return products
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.processes import PROCESSES, ROOT
-from tests.runs import activations, quiet_trainer, related_rows
+from tests.runs import activations, quiet_trainer
 from tests.world import World
 
 from aligners.fitting.alignment import Alignment

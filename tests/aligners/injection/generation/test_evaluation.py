@@ -10,7 +10,8 @@ from tests.world import TEST_TEXTS, World, read_texts
 
 from aligners.api import Direction, Steered, steer, write_artefact
 from aligners.cli.table import evaluate
-from aligners.injection.generation.steering import ALPHAS, LEVELS
+from aligners.injection.generation.continuing import Continuing
+from aligners.injection.generation.steering import ALPHAS, LEVELS, SteeringEvaluation
 
 
 def directions(folder: Path, model: str, *, name: str = "mine", sites: tuple[int, ...] = (1, 2), seed: int = 0) -> Path:
@@ -49,7 +50,8 @@ def test_the_command_measures_and_writes(world: World, causal: list[str], tmp_pa
     # What Python says of the same texts is the same.
     texts = read_texts(world.test)[0]
     first = Direction({"vector": torch.randn(16, generator=torch.Generator().manual_seed(1))}, {"name": "a", "site": 1})
-    again = steer(causal[1], first, texts, words=(["good", "great"], ["bad"]), alphas=[ALPHAS[0]], random=1, equal_kl=[0.1])
+    words = (["good", "great"], ["bad"])
+    again = steer(causal[1], first, texts, words=words, alphas=ALPHAS[:1], random=1, equal_kl=[0.1])
     assert isinstance(again, Steered)
     mine_1 = next(row for row in rows if row["method"] == "mine-1")
     assert again.curve[0]["kl"] == pytest.approx(mine_1["kl"], rel=0.5)  # other texts set the unit
@@ -95,8 +97,11 @@ def test_bad_input_is_refused(
         run_steer(world, model, tmp_path / "run", **given)
 
 
-@pytest.mark.parametrize("wrong", [{"random": 0}, {"equal_kl": [0.0]}, {"alphas": [0.0]}])
-def test_bad_numbers_are_refused_from_python(wrong: dict[str, Any], world: World, causal: list[str]) -> None:
+def test_bad_numbers_are_refused_from_python(world: World, causal: list[str]) -> None:
     direction = Direction({"vector": torch.ones(16)}, {"name": "a", "site": 1})
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        steer(causal[0], direction, read_texts(world.test)[0], words=(["good"], ["bad"]), **wrong)
+    with pytest.raises(ValueError, match="alphas"):
+        steer(causal[0], direction, read_texts(world.test)[0], words=(["good"], ["bad"]), alphas=[0.0])
+    with pytest.raises(ValueError, match="random"):
+        SteeringEvaluation([direction], Continuing(), random=0)
+    with pytest.raises(ValueError, match="equal_kl"):
+        SteeringEvaluation([direction], Continuing(), equal_kl=[0.0])
