@@ -138,7 +138,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
 
-    found: dict[str, list[dict[str, float]]] = {"float32": [], "tf32": []}
+    found: dict[ProductPrecision, list[dict[str, float]]]
+    found = {"float32": [], "tf32": []}
     for seed in SEEDS:
         for precision, results in found.items():
             result = errors(options, precision, seed)
@@ -147,7 +148,7 @@ def main() -> None:
                 figures.add(f"{precision}, seed {seed}: {name}", value)
 
     for name in found["float32"][0]:
-        means = {}
+        means: dict[str, float] = {}
         for precision, results in found.items():
             means[precision] = statistics.mean(result[name] for result in results)
         of_seeds = sorted(result[name] for result in found["float32"])
