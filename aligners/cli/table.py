@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
@@ -199,7 +196,7 @@ def known_options(script: str, name: str) -> dict[str, Any]:
     if about is None:
         if _is_first_rank():
             _say(f"Reading the options of `{command}` (once after each change) ...")
-        import_first()
+        import_first(wandb=False)
         from aligners.cli.known.describe_options import describe
 
         about = describe(find(script, name), script, name)
@@ -258,12 +255,18 @@ def _run_command(
     watch_streams()
     if not asked:
         _say_that_it_begins(about)
-    import_first()
+    import_first(wandb=script == "study" or _begins_at_wandb(about, words))
     from aligners.cli.command import run_command
 
     for module in modules:
         import_module(module)
     run_command(find(script, name), program, words)
+
+
+def _begins_at_wandb(about: Mapping[str, Any], words: Sequence[str]) -> bool:
+    """Whether a command, with these words as they are parsed, may begin a run at W&B."""
+    logs = "trainer.logger" in about["options"]
+    return logs and "--trainer.logger=false" not in [word.lower() for word in words]
 
 
 def _say_that_it_begins(about: Mapping[str, Any]) -> None:
@@ -300,31 +303,15 @@ def _usage(program: str, script: str) -> str:
     return "\n".join([*lines, "", last])
 
 
-def import_first() -> None:
-    """Import what every W&B run needs, then Lightning: W&B inspects all loaded modules, and many take long.
+def import_first(*, wandb: bool = True) -> None:
+    """Import what every command needs, in the order that takes least time.
 
-    The garbage collector is off meanwhile, and ignores these modules later: they stay, and searching them took a tenth
-    of the time to the first step of a fit.
+    Args:
+        wandb: whether the command begins a run at W&B, if WANDB_MODE lets it.
     """
-    gc.disable()
-    try:
-        if os.environ.get("WANDB_MODE") != "disabled":
-            with suppress(ImportError):
-                import wandb.sdk.launch.inputs.internal  # noqa: F401
-        if not {"torchmetrics", "scipy.signal"} & sys.modules.keys():
-            # half of SciPy, which torchmetrics would import for one audio metric
-            sys.modules["scipy.signal"] = cast(Any, SimpleNamespace(hamming=None))
-            import torchmetrics  # noqa: F401
+    from aligners.cli.imports import import_packages
 
-            del sys.modules["scipy.signal"]
-        import aligners.cli.command  # noqa: F401
-
-        if (
-            not gc.get_freeze_count()
-        ):  # once: what a command leaves in this process should go
-            gc.freeze()
-    finally:
-        gc.enable()
+    import_packages(wandb=wandb and os.environ.get("WANDB_MODE") != "disabled")
     quiet()
 
 

@@ -23,7 +23,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    get_linear_schedule_with_warmup,
 )
 
 from aligners.errors import UserError
@@ -181,6 +180,8 @@ def train(plan: Plan, recipe: AnyRecipe, bar: str | None) -> None:
         recipe: learning rate, warm-up and weight decay.
         bar: what is said to be trained; None: nothing is shown.
     """
+    from transformers import get_linear_schedule_with_warmup  # which imports peft
+
     model = plan.model.train()
     steps = plan.epochs * len(plan.batches)
     optimizer = torch.optim.AdamW(

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import register_solu
@@ -125,6 +124,10 @@ class ByTexts(Size):
         self, rows: list[dict[str, Any]], seed: int, collate: Callable[[list], Batch]
     ) -> DataLoader:
         """Batches of texts of similar length, in an order determined by the seed."""
+        from transformers.trainer_pt_utils import (
+            LengthGroupedSampler,
+        )  # which imports peft
+
         draw = torch.Generator().manual_seed(seed)
         lengths = [len(row["input_ids"]) for row in rows]
         sampler = LengthGroupedSampler(self.batch, lengths=lengths, generator=draw)

@@ -1,14 +1,18 @@
 """The report of a run, ready to be written and shown, and functions to choose, group and average its rows."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from aligners.reports.screen import SiteTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 MODELS = ("model_x", "model_y", "model")  # columns that name a model

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
@@ -347,6 +346,8 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
         answers: (n,) classes; NaN: no answer, and there is no caution.
         labels: (n,) the right classes.
     """
+    from scipy.optimize import linear_sum_assignment
+
     known = answers.isfinite()
     if not known.all() or len(labels.unique()) == 1:
         return None

@@ -1,15 +1,15 @@
 """The report of one run as an HTML file that needs nothing else: its findings, figures, tables and settings."""
 
+from __future__ import annotations
+
 import base64
 import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from PIL import Image
 
 from aligners.files.atomic import whole_file, write_text
@@ -25,6 +25,9 @@ from aligners.reports.names import (
 from aligners.reports.report import Report, Row, largest
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import page as rendered
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE, CONFIG = "report.html", "config.yaml"
 # of a side of an image: browsers show no larger one, and matplotlib draws at most twice that
@@ -198,7 +201,7 @@ class PageTable(NamedTuple):
     rows: Sequence[Line]
     folded: bool = False
 
-    def without_constants(self) -> "PageTable":
+    def without_constants(self) -> PageTable:
         """Move columns with one value into the caption; measured values move only in a folded table."""
         if len(self.rows) < 2:
             return self
@@ -340,6 +343,8 @@ def save_figure(figure: Figure, path: Path) -> None:
 
     Names are drawn as they are: a `$` in one begins no formula.
     """
+    from matplotlib.text import Text
+
     for text in figure.findobj(Text):
         if (
             isinstance(text, Text) and text.get_text()
