@@ -10,18 +10,18 @@ from typing import Any
 from unittest.mock import patch
 
 
-def import_packages(*, wandb: bool) -> None:
+def import_packages(*, with_wandb: bool) -> None:
     """Import W&B if it is used, then Lightning: W&B inspects all loaded modules, and many take long.
 
     The garbage collector is off meanwhile, and ignores these modules later: they stay, and searching them took a tenth
     of the time to the first step of a fit.
 
     Args:
-        wandb: whether the command begins a run at W&B.
+        with_wandb: whether the command begins a run at W&B.
     """
     gc.disable()
     try:
-        if wandb:
+        if with_wandb:
             with suppress(ImportError):
                 import wandb.sdk.launch.inputs.internal
         _list_models_of_transformers()

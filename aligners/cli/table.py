@@ -311,7 +311,7 @@ def import_first(*, wandb: bool = True) -> None:
     """
     from aligners.cli.imports import import_packages
 
-    import_packages(wandb=wandb and os.environ.get("WANDB_MODE") != "disabled")
+    import_packages(with_wandb=wandb and os.environ.get("WANDB_MODE") != "disabled")
     quiet()
 
 
