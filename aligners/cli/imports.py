@@ -23,7 +23,7 @@ def import_packages(*, with_wandb: bool) -> None:
     try:
         if with_wandb:
             with suppress(ImportError):
-                import wandb.sdk.launch.inputs.internal
+                import wandb.sdk.launch.inputs.internal  # noqa: F401
         _list_models_of_transformers()
         with _standing_in(_unused()):
             import torchmetrics  # noqa: F401
@@ -46,7 +46,7 @@ def _list_models_of_transformers() -> None:
     with patch.object(
         import_utils, "create_import_structure_from_path", lambda _: listed
     ):
-        import transformers.models
+        import transformers.models  # noqa: F401
 
 
 def _unused() -> dict[str, Any]:
