@@ -46,7 +46,7 @@ def _list_models_of_transformers() -> None:
     with patch.object(
         import_utils, "create_import_structure_from_path", lambda _: listed
     ):
-        import transformers.models  # noqa: F401
+        import transformers.models
 
 
 def _unused() -> dict[str, Any]:
