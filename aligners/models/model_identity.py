@@ -189,7 +189,7 @@ def code_not_run(
 
 
 def _missed(what: str, code: Any, loaded: object) -> list[str]:
-    """Say which class an entry of `auto_map`, perhaps for a slow and a fast one, names where another was loaded."""
+    """Say which class an entry of `auto_map` names, if another was loaded; it may name a slow and a fast one."""
     if isinstance(code, (list, tuple)):
         code = next(filter(None, reversed(code)), None)
     if code is None or loaded is None or _is_own(loaded):

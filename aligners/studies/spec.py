@@ -310,7 +310,7 @@ class Study:
             )
         if self.surgery is not None and "finetuned" not in self.stages:
             raise UserError(
-                "Expected `stages` to have finetuned, as `surgery` needs fine-tuned models."
+                "Expected `stages` to include finetuned, as `surgery` needs fine-tuned models."
             )
 
     def _check_work(self, name: str, work: Work) -> None:

@@ -188,7 +188,7 @@ def two_clusters(grid: Grid) -> list[int]:
     """Part layers into two clusters by average linkage of 1 − CKA.
 
     Args:
-        grid: (L, L) CKA; it is made symmetric, as that of two models is not.
+        grid: (L, L) CKA; made symmetric, since CKA between two models is not.
 
     Returns:
         The numbers of the layers at which another cluster begins; several, if a cluster is not of neighbours.

@@ -113,7 +113,7 @@ def check_groups(
         raise UserError(f"{expected} in one group, but got {', '.join(twice)}.")
     if absent:
         raise UserError(
-            f"{expected} to be among the models that were stitched, but got {', '.join(absent)}."
+            f"{expected} among the models that were stitched, but got {', '.join(absent)}."
         )
     if missing:
         raise UserError(

@@ -275,7 +275,7 @@ def test_pairs() -> None:
         ({"models": {"names": ["a"], "groups": {"g": ["b"]}}}, "`models.groups.g` out of a, but got b"),
         ({"finetune": {"copies": 0}}, "`finetune.copies` to be at least 1"),
         ({"fit": {"memory": 0}}, "`fit.memory` to be above 0"),
-        ({"surgery": {}}, "`stages` to have finetuned, as `surgery`"),
+        ({"surgery": {}}, "`stages` to include finetuned, as `surgery`"),
         ({"modles": []}, "keys of a study file out of name, models, tasks.*but got modles"),
         ({"pairs": {"randm": 3}}, "keys of `pairs` out of random, seed, given, same, but got randm"),
         ({"similarity": {"across": True}}, "keys of `similarity` out of .*across_tasks, texts, but got across"),
