@@ -45,7 +45,7 @@ __all__ = [
 
 
 def _one(formula: Callable[..., Tensor], x: Array, y: Array, **options: Any) -> float:
-    """Turn a formula for all pairs of layers into one for a single pair."""
+    """Compute, for a single pair of layers, a formula that takes all pairs."""
     of_x, of_y = rows_of_both(x, y)
     if len(of_x) > 1:
         raise UserError(
