@@ -43,14 +43,14 @@ from aligners.fitting.map_errors import MapErrors
 from aligners.fitting.steps import (
     LEAST_RISE,
     REFERENCE_WIDTH,
-    Divergence,
     Schedule,
     clip_per_site,
     schedule_factor,
 )
+from aligners.fitting.training_status import Divergence
 from aligners.maps.base import Aligner
+from aligners.maps.couplings import TriangularPair
 from aligners.maps.inn import INN
-from aligners.maps.invertible import TriangularPair
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.maps.starting_maps import JUDGED, scaled_moments, start_error, thinned

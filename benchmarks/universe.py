@@ -28,8 +28,8 @@ from aligners.datamodules.pairings import pair_states, pairs_states, universe_st
 from aligners.files.atomic import whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.saved_bank import load_bank
-from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK, load_universe
+from aligners.fitting.universe.universe_alignment import UniverseAlignment
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs

@@ -23,10 +23,10 @@ from aligners.api import retrieval
 from aligners.cli.table import quiet
 from aligners.datamodules.pairings import universe_states
 from aligners.datamodules.text.sources import TextSource
-from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.through import TwoLinear
 from aligners.fitting.universe.universe import LINEAR, NETWORK, Universe
+from aligners.fitting.universe.universe_alignment import Joining, UniverseAlignment
 from aligners.maps.linear import Ridge
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser

@@ -9,9 +9,9 @@ tenth of the texts held out. FVU is the mean over all directions, at the start a
 import torch
 from torch import Tensor
 
-from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.universe import Universe
+from aligners.fitting.universe.universe_alignment import UniverseAlignment
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.widths import states_of_random_models

@@ -29,7 +29,6 @@ from aligners.fitting.lightning_loops import (
 from aligners.fitting.saved_bank import StoredBank, refuse_other_models
 from aligners.fitting.steps import (
     LEAST_RISE,
-    Divergence,
     Schedule,
     SiteSteps,
     clip_per_site,
@@ -38,6 +37,7 @@ from aligners.fitting.steps import (
     make_optimizer,
     schedule_factor,
 )
+from aligners.fitting.training_status import Divergence
 from aligners.maps.base import Aligner
 from aligners.maps.matrices import Products, precision_of, products_in
 

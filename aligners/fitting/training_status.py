@@ -1,7 +1,10 @@
-"""The outcome of training at each site, in words, and cautions about maps that had few rows or learned nothing."""
+"""Which sites diverge while they train; what became of each, in words; cautions about few rows and nothing learned."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.functional.canonical_correlations import MOST_BY_CHANCE
@@ -12,7 +15,59 @@ CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 MARK = "*"
 MEANING = f"{MARK}: a map that kept its untrained start, or diverged and was set back."
+# A loss this many times that of the first step does not come back.
+FACTOR = 10.0
+# In units of FVU: below this a site is no worse than the mean, wherever it started.
+HARMLESS = 2.0
 MOST_ROUTES = 3  # number of items that are named; beyond it, only their number is given
+
+
+class Divergence:
+    """Which sites of some banks have diverged, and when.
+
+    A site diverges where its loss or its gradient is not finite, or where its loss exceeds both 2 and ten times that of
+    its first step (a map that answers the mean has 1, or 2 both ways). From then on its gradient is zero; nothing else
+    is done to it here. Every rank has to see the same losses and gradients.
+
+    Attributes:
+        step: bank -> (S,) the step, counted from 1, at which a site diverged; 0 while it has not.
+    """
+
+    def __init__(self) -> None:
+        self.step: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}
+
+    def watch(self, bank: str, loss: Tensor, norms: Tensor, step: int) -> Tensor:
+        """Check the losses and gradients of a step.
+
+        Args:
+            bank: its name.
+            loss: (S,) of all ranks.
+            norms: (S,) of the gradients.
+            step: number of the step, from 1.
+
+        Returns:
+            (S,) True where a site goes on training.
+        """
+        loss = loss.detach()
+        if bank not in self.step:
+            self.step[bank] = torch.zeros_like(loss, dtype=torch.long)
+            self._first[bank] = loss.nan_to_num(0.0, 0.0)
+        known = self.step[bank]
+        limit = (FACTOR * self._first[bank]).clamp(min=HARMLESS)
+        bad = ~(loss <= limit) | ~norms.isfinite()
+        self.step[bank] = torch.where(bad & (known == 0), step, known)
+        return self.step[bank] == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a resumed run needs."""
+        return {"step": self.step, "first": self._first}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Restore the state from a checkpoint."""
+        for bank, step in state["step"].items():
+            self.step[bank] = step.to(device)
+            self._first[bank] = state["first"][bank].to(device)
 
 
 def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:

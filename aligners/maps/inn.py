@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling, deviation, mean_square
-from aligners.maps.invertible import AffineCoupling, ShuffledHadamard, TriangularPair
+from aligners.maps.couplings import AffineCoupling, ShuffledHadamard, TriangularPair
 from aligners.maps.matrices import batch_inverse, batch_log_det, batch_solve
 from aligners.maps.starting_maps import (
     START_NAMES,

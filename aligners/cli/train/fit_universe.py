@@ -11,13 +11,13 @@ from aligners.datamodules.pairings import universe_states
 from aligners.datamodules.rows.sites import sites_of_each
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import StoredBank, load_bank
-from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import (
     NETWORK,
     load_universe,
     sites_of,
     universes_of,
 )
+from aligners.fitting.universe.universe_alignment import Joining, UniverseAlignment
 from aligners.fitting.universe.universe_evaluation import (
     UniverseEvaluation,
     between_members,

@@ -15,8 +15,8 @@ from aligners.datamodules.paired_activations import PairedActivations, Pairing
 from aligners.datamodules.rows.read_rows import Link, PairedBatch, read_rows
 from aligners.datamodules.rows.sites import parse_sites
 from aligners.errors import UserError, check_known, check_range
+from aligners.maps.couplings import Conditioner
 from aligners.maps.inn import INN
-from aligners.maps.invertible import Conditioner
 from aligners.models.architectures import Component
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 

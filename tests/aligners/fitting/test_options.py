@@ -14,7 +14,7 @@ from aligners.finetuning.jobs import Variant, parse_variants
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bijection.price import BijectionPrice
 from aligners.fitting.bijection.recovering import target_states
-from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.universe_alignment import UniverseAlignment
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.stitching.stitching_training import LossWeights, Stitching
 from aligners.maps.affine import AffineLayer

@@ -21,7 +21,7 @@ from aligners.errors import UserError
 from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.saved_bank import load_bank
-from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.universe_alignment import UniverseAlignment
 from aligners.injection.stitching.stitching_training import Stitching
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear

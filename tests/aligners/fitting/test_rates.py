@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.fitting.steps import Divergence, Schedule, clip_per_site, learning_rates, make_optimizer, schedule_factor
+from aligners.fitting.steps import Schedule, clip_per_site, learning_rates, make_optimizer, schedule_factor
+from aligners.fitting.training_status import Divergence
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear
 from aligners.maps.mlp import MLP

@@ -7,8 +7,8 @@ from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
+from aligners.maps.couplings import AffineCoupling
 from aligners.maps.inn import INN
-from aligners.maps.invertible import AffineCoupling
 from aligners.maps.linear import Procrustes
 from aligners.maps.solvers import RIDGES, ridge_regression
 from aligners.maps.starting_maps import feature_deviations

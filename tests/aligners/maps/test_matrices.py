@@ -10,7 +10,7 @@ from tests.world import World
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.saved_bank import ALIGNMENT
-from aligners.maps import invertible
+from aligners.maps import couplings
 from aligners.maps.inn import INN
 from aligners.maps.matrices import (
     ProductPrecision,
@@ -136,7 +136,7 @@ def test_training_by_products_is_training_by_solves(width: int, monkeypatch: pyt
     x, y = torch.randn(2, 2, 50, width)
     found = []
     for by_products in (False, True):
-        monkeypatch.setattr(invertible, "by_products", lambda x, way=by_products: way)
+        monkeypatch.setattr(couplings, "by_products", lambda x, way=by_products: way)
         aligner.zero_grad()
         loss = aligner.loss(x, y)
         loss.sum().backward()

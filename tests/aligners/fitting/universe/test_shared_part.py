@@ -15,11 +15,11 @@ from tests.world import World
 
 from aligners.cli.table import train
 from aligners.fitting.saved_bank import FORWARD, load_bank
-from aligners.fitting.universe.fitting import Joining, UniverseAlignment, kind_like
 from aligners.fitting.universe.joint import JointMoments, maxvar, paired_rows, shared_variance
 from aligners.fitting.universe.shared_part import SharedPart
 from aligners.fitting.universe.through import ThroughSpace, TwoLinear
 from aligners.fitting.universe.universe import Universe, load_universe, universes_of
+from aligners.fitting.universe.universe_alignment import Joining, UniverseAlignment, kind_like
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN

@@ -25,10 +25,10 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.fits import seeded
 from aligners.fitting.saved_bank import FORWARD, load_bank, save_bank
 from aligners.fitting.steps import make_optimizer
-from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows, shared_rotations
 from aligners.fitting.universe.through import TwoLinear
 from aligners.fitting.universe.universe import RIVALS, TEMPERATURE, Universe, load_universe, pair_banks, universes_of
+from aligners.fitting.universe.universe_alignment import UniverseAlignment
 from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN

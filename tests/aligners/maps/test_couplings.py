@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.maps.couplings import ShuffledHadamard, TriangularPair
 from aligners.maps.inn import INN, Mixing
-from aligners.maps.invertible import ShuffledHadamard, TriangularPair
 from aligners.maps.solvers import RIDGES, least_squares, ridge_path, ridge_regression
 from aligners.maps.starting_maps import START_NAMES, Start, calm_space, invertible_start, thinned
 from aligners.similarity.algebra.moments import moments_of
