@@ -12,7 +12,7 @@ from aligners.datamodules.rows.row_types import RowTypes
 from aligners.errors import finite
 from aligners.fitting.training_status import how_fitted
 from aligners.maps.base import Aligner
-from aligners.similarity.algebra.moments import DoubleMetric
+from aligners.similarity.double_metric import DoubleMetric
 
 Row = dict[str, Any]  # of a report, by column
 

@@ -21,7 +21,7 @@ from aligners.errors import UserError, finite
 from aligners.maps.baselines import random_labels
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
-from aligners.similarity.algebra.moments import DoubleMetric
+from aligners.similarity.double_metric import DoubleMetric
 
 RESAMPLES = 1000
 LEVEL = 0.95

@@ -1,15 +1,11 @@
 """Moments of paired rows, which closed-form maps and linear measures are computed from, and checks of both."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
-from torchmetrics import Metric
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from aligners.errors import UserError
 
@@ -146,6 +142,9 @@ class MomentsMetric:
         many = dist.is_available() and dist.is_initialized()
         if not many:
             return self._moments
+        # torchmetrics takes a while to import, and this module is behind every map
+        from torchmetrics.utilities.distributed import gather_all_tensors
+
         parts = map(gather_all_tensors, self._moments)
         first, *others = map(Moments, *parts)
         for moments in others:
@@ -155,34 +154,6 @@ class MomentsMetric:
     def moments(self) -> Moments:
         """Return the moments of this rank's rows."""
         return self._moments
-
-
-class DoubleMetric(Metric):
-    """A metric whose sums stay in float64, and whose result keeps its shape.
-
-    torchmetrics guards its states against `half()`, but not against `to(torch.float16)`; and it squeezes a result of
-    one element, such as that of a single pair of layers.
-    """
-
-    def _apply(
-        self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
-    ) -> nn.Module:
-        """Apply `fn` to the device, but not to the data type."""
-
-        def moved(state: Tensor) -> Tensor:
-            device = fn(state.new_empty(0)).device
-            return state.to(device)
-
-        return super()._apply(moved, exclude_state)
-
-    def _wrap_compute(self, compute: Callable) -> Callable:
-        """Keep the result's shape, and do not copy it."""
-
-        def boxed() -> SimpleNamespace:  # torchmetrics looks into collections
-            return SimpleNamespace(value=compute())
-
-        wrapped = super()._wrap_compute(boxed)
-        return wraps(compute)(lambda: wrapped().value)
 
 
 class GridMoments(NamedTuple):
