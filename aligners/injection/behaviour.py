@@ -358,7 +358,6 @@ def behaviour_columns(
         seed: seed of the resampling of texts.
     """
     total = native["units"].sum()
-    units = native["units"].expand_as(table["loss"])
     loss = table["loss"].sum(-1) / total
     columns = dict.fromkeys(BEHAVIOUR_COLUMNS, torch.full_like(loss, torch.nan))
     columns["loss"] = loss
@@ -367,8 +366,7 @@ def behaviour_columns(
         agree = task_score("pearson", table["answer"], native["answer"])
     else:
         agree = table["agree"].sum(-1) / total
-        penalty = interval(table["loss"] - native["loss"], units, seed=seed)
-        columns |= named("penalty", penalty)
+        columns |= _penalty_columns(table, native, seed)
     columns["agreement"] = agree
     if asked.unit == "token":
         columns["perplexity"] = loss.exp()
@@ -377,6 +375,13 @@ def behaviour_columns(
     if "pooled" in table:
         columns["accuracy_source_pooler"] = table["pooled"].mean(-1)
     return columns
+
+
+def _penalty_columns(table: Sums, native: Sums, seed: int) -> dict[str, Tensor]:
+    """Return the loss minus Y's own, with its interval."""
+    units = native["units"].expand_as(table["loss"])
+    penalty = interval(table["loss"] - native["loss"], units, seed=seed)
+    return named("penalty", penalty)
 
 
 def _score_columns(

@@ -100,14 +100,7 @@ def text_errors(
         mapped: (S, N, d_y) rows that they were mapped to.
         inverse: maps target rows to source rows.
     """
-    squares = squared_errors(mapped, target)
-    cosine = cosine_similarity(mapped.double(), target.double(), dim=-1)
-    errors = {
-        "squares": per_text_sums(squares, rows),
-        "squares_unseen": per_text_sums(of_unseen(squares, rows), rows),
-        "norm": per_text_sums(squares.sqrt(), rows),
-        "cosine": per_text_sums(cosine, rows),
-    }
+    errors = _forward_errors(rows, target, mapped)
     if inverse is None:
         nothing = torch.full_like(errors["squares"], torch.nan)
         return {**errors, "back": nothing, "gap": nothing}
@@ -118,6 +111,18 @@ def text_errors(
     errors["back"] = per_text_sums(back, rows)
     errors["gap"] = _per_text_largest(gap, rows)
     return errors
+
+
+def _forward_errors(rows: Rows, target: Tensor, mapped: Tensor) -> Sums:
+    """Return those of `text_errors` that need no inverse."""
+    squares = squared_errors(mapped, target)
+    cosine = cosine_similarity(mapped.double(), target.double(), dim=-1)
+    return {
+        "squares": per_text_sums(squares, rows),
+        "squares_unseen": per_text_sums(of_unseen(squares, rows), rows),
+        "norm": per_text_sums(squares.sqrt(), rows),
+        "cosine": per_text_sums(cosine, rows),
+    }
 
 
 def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
@@ -146,6 +151,11 @@ def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
         "cosine": sums["cosine"] / rows,
         "round_trip": worst / largest,
     }
+    return columns | _fvu_columns(table, seed)
+
+
+def _fvu_columns(table: Sums, seed: int) -> Columns:
+    """Return FVU with its interval, on all rows, and on those of seen and of unseen types; see `error_columns`."""
     squares, total = table["squares"], table["total"]
     unseen, unseen_total = table["squares_unseen"], table["total_unseen"]
     parts = {
@@ -153,6 +163,7 @@ def error_columns(table: Sums, rows: int, width: int, seed: int) -> Columns:
         "fvu_seen": (squares - unseen, total - unseen_total),
         "fvu_unseen": (unseen, unseen_total),
     }
+    columns: Columns = {}
     for name, (above, below) in parts.items():
         columns |= named(name, interval(above, below, seed=seed))
     return columns
@@ -314,11 +325,7 @@ class Panel(nn.Module):
         if self.behaviour is None or read.task is None:
             return sums
 
-        if read.injected is not None:
-            mapped = method.map(read.injected, read.task)
-        if read.own is not None and read.beside is not None:
-            far = read.beside.batch.rows.far
-            mapped = _own_where_far(mapped, read.own, far)
+        mapped = _put_into_target(method, read, mapped)
         native = natives[self.route.target]
         return sums | self.behaviour.injected(read.task, mapped, native)
 
@@ -474,6 +481,16 @@ class Panel(nn.Module):
             for name, values in found.items():
                 columns[name][place] = values
         return columns
+
+
+def _put_into_target(method: Method, read: PanelBatch, mapped: Tensor) -> Tensor:
+    """Return the rows (S, N', d_y) that are put into the target: mapped ones, with its own where far rows are kept."""
+    if read.injected is not None:
+        mapped = method.map(read.injected, cast(TaskBatch, read.task))
+    if read.own is not None and read.beside is not None:
+        far = read.beside.batch.rows.far
+        mapped = _own_where_far(mapped, read.own, far)
+    return mapped
 
 
 def _own_where_far(mapped: Tensor, own: Tensor, far: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind
+from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, Rows
 from aligners.datamodules.rows.row_types import types_of
-from aligners.datamodules.task_targets import TaskBatch
+from aligners.datamodules.task_targets import Targets, TaskBatch
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.map_errors import FarErrors, squared_distances, squared_errors
@@ -91,6 +91,20 @@ class Compared(NamedTuple):
     vectors: dict[int, Tensor]
 
 
+class Left(NamedTuple):
+    """What a map leaves unexplained of the held-out rows.
+
+    Attributes:
+        rows: (N, k, d) NEW's rows minus the mapped ones, at k sites.
+        text: (N,) number of each row's text.
+        token: (N,) place of each row in its text.
+    """
+
+    rows: Tensor
+    text: Tensor
+    token: Tensor
+
+
 @dataclass(eq=False)
 class Comparison:
     """Compares NEW with OLD in three passes over texts: to fit maps, to measure, and to look at what is left.
@@ -152,18 +166,23 @@ class Comparison:
             Reader(new, 1, sites[1], self.kind),
         ]
         self._check_rows()
-        changed = self._changed_weights()
-        further = partial(padded, most=old.max_length)
-        self.variants = {
-            "another batch": Reader(old, 0, sites[0], self.kind, layout=in_two),
-            "further padding": Reader(old, 0, sites[0], self.kind, layout=further),
-        }
-        for name, model in changed.items():
-            self.variants[name] = Reader(model, 0, sites[0], self.kind)
+        self.variants = self._variants(sites[0])
         # Variants that count only for other coordinates.
         coarsest = OFF.format(self.precision)
         coarse = self.precision != "float32"
         self.loose = {name: coarse and name == coarsest for name in self.variants}
+
+    def _variants(self, sites: Sequence[int]) -> dict[str, Reader]:
+        """Return readers of OLD that should find the same, but round differently."""
+        old, changed = self.old, self._changed_weights()
+        further = partial(padded, most=old.max_length)
+        variants = {
+            "another batch": Reader(old, 0, sites, self.kind, layout=in_two),
+            "further padding": Reader(old, 0, sites, self.kind, layout=further),
+        }
+        for name, model in changed.items():
+            variants[name] = Reader(model, 0, sites, self.kind)
+        return variants
 
     def _changed_weights(self) -> dict[str, FrozenModel]:
         """Return OLD with its weights rounded in other ways, as a change of format may round them."""
@@ -228,10 +247,7 @@ class Comparison:
     @torch.no_grad()
     def run(self) -> Compared:
         """Compare the models, and return the findings."""
-        metric = MomentsMetric(len(self.pairs), self.old.width, self.new.width)
-        for places in self.track(self._batches(self.fit), "Reading moments"):
-            metric.update(*self._both(self.fit[places]))
-        moments = metric.compute()
+        moments = self._moments()
         self.means = moments.mean_x[:, None], moments.mean_y[:, None]
         self.fitted, self.refused = self._fit(moments)
         self.far_errors: dict[str, FarErrors] = {}
@@ -241,10 +257,14 @@ class Comparison:
         ):
             costs = number * self.batch_size < self.costs
             parts.append(self.measure(self.held[places], costs=costs))
-        sums = {}
-        for name in parts[0]:
-            sums[name] = torch.cat([part[name] for part in parts if name in part], -1)
-        return self._found(sums)
+        return self._found(_joined(parts))
+
+    def _moments(self) -> Moments:
+        """Sum the moments of all site pairs over the fitting texts."""
+        metric = MomentsMetric(len(self.pairs), self.old.width, self.new.width)
+        for places in self.track(self._batches(self.fit), "Reading moments"):
+            metric.update(*self._both(self.fit[places]))
+        return metric.compute()
 
     def _both(self, batch: TextBatch) -> list[Tensor]:
         """Read the rows of OLD and of NEW at all site pairs."""
@@ -286,40 +306,66 @@ class Comparison:
         rows = self.readers[0].rows_of(batch).to(self.old.device)
         x, own = cast(Read, self.readers[0](batch, self.asked, task))
         y, theirs = cast(Read, self.readers[1](batch, self.asked, task))
-        y = y.to(x.device).double()
-        of_rows = {
-            "total": squared_distances(y, self.means[1]),
-            "total of old": squared_distances(x, self.means[0]),
-        }
-        for name, mapped in self._mapped(x):
-            of_rows[name] = squared_errors(mapped, y)
+        errors = self._errors(x, y.to(x.device).double())
         kept = self._far(batch)
+        answers = self._answers(task, own, theirs)
+        of_rows, of_answers = self._varied(batch, task, x, own)
 
-        of_units, sums = dict[str, Tensor](), Sums()
-        if task is not None:
-            of_units |= answer_sums(self.asked, task, own, theirs)
-        elif (
-            own is not None
-        ):  # without a head: compared at the end, together with those of all texts
-            sums = {"old": own.T, "new": theirs.T}
-        for name, reader in self.variants.items():
-            again, answers = reader(batch, self.asked, task)
-            of_rows[name] = squared_errors(again.double(), x.double())
-            if task is not None:
-                of_units[f"answers of {name}"] = divergences(own, cast(Tensor, answers))
-            elif answers is not None:
-                sums[f"answers of {name}"] = answers.T
-
-        for name, values in of_rows.items():
-            sums[name] = per_text_sums(values, rows)
-        if task is not None:
-            targets = task.targets.to(own.device)
-            for name, values in of_units.items():
-                sums[name] = per_text_sums(values, targets)
+        sums = _summed(errors | of_rows, rows)
+        answers |= of_answers
+        if task is None:
+            sums |= answers
+        else:
+            sums |= _summed(answers, task.targets.to(own.device))
             if costs and self.kind == RowKind("tokens") and self.new.task != "masked":
                 # masks would change the states
                 sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)
         return {name: values.double().cpu() for name, values in sums.items()}
+
+    def _errors(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the squared errors of each map on rows (S, N, d), and what they are compared with, each (S, N)."""
+        errors = {
+            "total": squared_distances(y, self.means[1]),
+            "total of old": squared_distances(x, self.means[0]),
+        }
+        for name, mapped in self._mapped(x):
+            errors[name] = squared_errors(mapped, y)
+        return errors
+
+    def _answers(
+        self, task: TaskBatch | None, own: Tensor | None, theirs: Tensor
+    ) -> dict[str, Tensor]:
+        """Compare the answers of OLD and NEW unit by unit, each (U,); without a head, return the last states (d, B)."""
+        if own is None:
+            return {}
+        if task is not None:
+            return dict(answer_sums(self.asked, task, own, theirs))
+        # compared at the end, together with those of all texts
+        return {"old": own.T, "new": theirs.T}
+
+    def _varied(
+        self, batch: TextBatch, task: TaskBatch | None, x: Tensor, own: Tensor | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return how much each variant of OLD differs from its rows, each (S, N), and from its answers; see `_answers`.
+
+        Args:
+            batch: a batch on the CPU.
+            task: the question, if there is a head to ask.
+            x: (S, N, d_x) rows of OLD.
+            own: answers of OLD.
+        """
+        errors, answers = dict[str, Tensor](), dict[str, Tensor]()
+        for name, reader in self.variants.items():
+            again, varied = reader(batch, self.asked, task)
+            errors[name] = squared_errors(again.double(), x.double())
+            if varied is None:
+                continue
+            key = f"answers of {name}"
+            if task is None:
+                answers[key] = varied.T
+            else:
+                answers[key] = divergences(cast(Tensor, own), varied)
+        return errors, answers
 
     def _far(self, batch: TextBatch) -> tuple[Tensor, Tensor] | None:
         """Measure errors with far rows too, where some were left out; return NEW's own states there for `_costs`."""
@@ -357,20 +403,11 @@ class Comparison:
                 replaced.
         """
         native = unit_losses(own, task.targets)
-        count = len(self.pairs)
-        at = torch.linspace(0, count - 1, min(COSTLY, count)).round().long().tolist()
+        at = self._costly_places()
         found = []
         for _, mapped in self._mapped(rows):
             for place in at:
-                states = mapped[place].float().to(self.new.device)
-                if kept is not None:
-                    own_states, places = kept
-                    states = own_states[place].index_copy(
-                        0, places.to(states.device), states
-                    )
-                site = self.pairs[place][1]
-                logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
-                answers = chosen(logits, task.targets, self.new.class_map)
+                answers = self._answers_with(task, place, mapped[place], kept)
                 loss = (unit_losses(answers, task.targets) - native).double()
                 if (
                     not self.asked.scored
@@ -380,10 +417,37 @@ class Comparison:
         costs = per_text_sums(
             torch.stack(found, 1).unflatten(1, (-1, len(at))), task.targets
         )
-        every = costs.new_full(
-            (*costs.shape[:2], len(self.pairs), costs.shape[-1]), torch.nan
-        )
+        return self._at_every_site(costs, at)
+
+    def _at_every_site(self, costs: Tensor, at: Sequence[int]) -> Tensor:
+        """Place costs (2, M, k, B) at k of the site pairs, and NaN at the others: (2, M, S, B)."""
+        shape = list(costs.shape)
+        shape[2] = len(self.pairs)
+        every = costs.new_full(shape, torch.nan)
         return every.index_copy_(2, torch.tensor(at, device=costs.device), costs)
+
+    def _costly_places(self) -> list[int]:
+        """Return the numbers of the site pairs at which costs are measured."""
+        count = len(self.pairs)
+        spaced = torch.linspace(0, count - 1, min(COSTLY, count))
+        return spaced.round().long().tolist()
+
+    def _answers_with(
+        self,
+        task: TaskBatch,
+        place: int,
+        states: Tensor,
+        kept: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Return NEW's answers (U, C) with OLD's mapped states (N, d) at the site pair of this number; see `_costs`."""
+        states = states.float().to(self.new.device)
+        if kept is not None:
+            own_states, places = kept
+            numbers = places.to(states.device)
+            states = own_states[place].index_copy(0, numbers, states)
+        site = self.pairs[place][1]
+        logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
+        return chosen(logits, task.targets, self.new.class_map)
 
     # ------------------------------------------------------------------ what was found
 
@@ -396,18 +460,19 @@ class Comparison:
         verdict = self._verdict(rows, list(floors), function, weights)
         left = self._residuals(verdict)
 
-        sites = self.readers[0].sites
-        tables = {"function": function, "weights": weights, "floors": list[Row]()}
-        for number, site in enumerate(sites):
-            at_site = {
-                name: values[number] for name, values in floors_of_variants.items()
-            }
-            tables["floors"].append({"site": site, **at_site})
-        for one in left:
-            for name, part in one.tables().items():
-                tables[name] = tables.get(name, []) + part
+        tables = {"function": function, "weights": weights}
+        tables["floors"] = self._floor_rows(floors_of_variants)
+        tables |= _joined_tables(left)
         vectors = {one.site: one.vectors for one in left}
         return Compared(verdict, self._meta(verdict, weights), rows, tables, vectors)
+
+    def _floor_rows(self, of_variants: Mapping[str, Sequence[float]]) -> list[Row]:
+        """Return a row for each site of OLD, with what each variant misses there."""
+        rows = []
+        for number, site in enumerate(self.readers[0].sites):
+            at_site = {name: values[number] for name, values in of_variants.items()}
+            rows.append({"site": site, **at_site})
+        return rows
 
     def _variant_floors(self, sums: Sums) -> dict[str, list[float]]:
         """Return the share of OLD's variance that each of its variants misses, at each site pair."""
@@ -472,10 +537,6 @@ class Comparison:
         for name in ENDS:
             if fields[name] is not None:
                 fields[name] = self.pairs[fields[name]][1]
-        changed = None
-        if weights:
-            blocks = {row["block"] for row in weights if row["changed"]}
-            changed = {"changed": sorted(blocks), "blocks": self.new.depth}
         return {
             "models": {"x": self.old.identity(), "y": self.new.identity()},
             "rows": self.kind.policy,
@@ -488,18 +549,48 @@ class Comparison:
             "variants": list(self.variants),
             "not_compared": self.asked.why,
             "refusals": self.refused,
-            "weights": changed,
+            "weights": self._changed_blocks(weights),
         }
+
+    def _changed_blocks(self, weights: Sequence[Row]) -> Row | None:
+        """Return the blocks whose weights have changed, and the number of blocks; None if no weights are compared."""
+        if not weights:
+            return None
+        blocks = {row["block"] for row in weights if row["changed"]}
+        return {"changed": sorted(blocks), "blocks": self.new.depth}
 
     def _residuals(self, verdict: Verdict) -> list[Residuals]:
         """Return what the best map leaves unexplained of each row, at the first changed site and the most changed."""
-        map_ = self.fitted.get(verdict.map or LINEAR)
-        if map_ is None and self.fitted:
-            map_ = list(self.fitted.values())[-1]
+        map_ = self._map_to_examine(verdict)
         places = sorted({n for n in (verdict.first, verdict.most) if n is not None})
         if map_ is None or not places:
             return []
+        left = self._left(map_, places)
         tokenizer = cast(Any, self.old.tokenizer)
+        joined: Any = " ".join
+        if self.kind.types == "tokens":
+            joined = tokenizer.convert_tokens_to_string
+        about: dict[str, Any] = {
+            "types": types_of(self.kind, self.held, self.texts, tokenizer),
+            "joined": joined,
+            "text": left.text,
+            "token": left.token,
+            "texts": self.texts["text"][:],
+        }
+        return [
+            Residuals(self.pairs[n][1], left.rows[:, k], **about)
+            for k, n in enumerate(places)
+        ]
+
+    def _map_to_examine(self, verdict: Verdict) -> Map | None:
+        """Return the map of a verdict, else the linear one, else the last that was fitted; None: there is none."""
+        map_ = self.fitted.get(verdict.map or LINEAR)
+        if map_ is None and self.fitted:
+            map_ = list(self.fitted.values())[-1]
+        return map_
+
+    def _left(self, map_: Map, places: Sequence[int]) -> Left:
+        """Read the held-out texts again, and return what a map leaves unexplained at the given site pairs."""
         states, texts, tokens = [], [], []
         for numbers in self.track(self._batches(self.held), "Examining the residual"):
             batch = self.held[numbers]
@@ -509,25 +600,32 @@ class Comparison:
             states.append(left.transpose(0, 1))
             texts.append(torch.tensor(numbers)[rows.owner])
             tokens.append(rows.place)
-
-        left = torch.cat(states)
-        joined: Any = " ".join
-        if self.kind.types == "tokens":
-            joined = tokenizer.convert_tokens_to_string
-        about: dict[str, Any] = {
-            "types": types_of(self.kind, self.held, self.texts, tokenizer),
-            "joined": joined,
-            "text": torch.cat(texts),
-            "token": torch.cat(tokens),
-            "texts": self.texts["text"][:],
-        }
-        return [
-            Residuals(self.pairs[n][1], left[:, k], **about)
-            for k, n in enumerate(places)
-        ]
+        return Left(torch.cat(states), torch.cat(texts), torch.cat(tokens))
 
 
 # ---------------------------------------------------------------------- figures, with intervals, floors and tolerances
+
+
+def _summed(values: Mapping[str, Tensor], where: Rows | Targets) -> Sums:
+    """Sum values over the rows or units of each text: (..., N) -> (..., B) by name."""
+    return {name: per_text_sums(each, where) for name, each in values.items()}
+
+
+def _joined_tables(left: Sequence[Residuals]) -> dict[str, list[Row]]:
+    """Join the tables of what is left at several sites."""
+    tables: dict[str, list[Row]] = {}
+    for one in left:
+        for name, part in one.tables().items():
+            tables[name] = tables.get(name, []) + part
+    return tables
+
+
+def _joined(parts: Sequence[Sums]) -> Sums:
+    """Join the sums over batches; those of costs are only in the first ones."""
+    sums = {}
+    for name in parts[0]:
+        sums[name] = torch.cat([part[name] for part in parts if name in part], -1)
+    return sums
 
 
 def site_rows(
@@ -542,7 +640,6 @@ def site_rows(
         seed: seed of the resampling of texts.
     """
     rows, total = [], sums["total"]
-    costly = "costs" in sums
     for number, (name, floor) in enumerate(floors.items()):
         for s, place in enumerate(places):
             row = {
@@ -553,14 +650,19 @@ def site_rows(
             row["floor"] = floor[s]
             row["tolerance"] = TIMES * max(floor[s], LEAST)
             row["within"] = row["fvu"] is not None and row["fvu"] <= row["tolerance"]
-            costs, units = torch.full((2, 1), torch.nan), torch.ones(1)
-            if costly:
-                costs = sums["costs"][:, number, s]
-                units = sums["units"][: costs.shape[1]]
-            row |= mean_columns("kl", costs[0], units, seed)
-            row |= mean_columns("penalty", costs[1], units, seed)
+            row |= _cost_columns(sums, number, s, seed)
             rows.append(row)
     return rows
+
+
+def _cost_columns(sums: Sums, number: int, place: int, seed: int) -> Row:
+    """Return the cost of OLD's states in NEW, by the map and at the site pair of these numbers."""
+    costs, units = torch.full((2, 1), torch.nan), torch.ones(1)
+    if "costs" in sums:
+        costs = sums["costs"][:, number, place]
+        units = sums["units"][: costs.shape[1]]
+    divergence = mean_columns("kl", costs[0], units, seed)
+    return divergence | mean_columns("penalty", costs[1], units, seed)
 
 
 def function_of(
@@ -591,14 +693,19 @@ def function_of(
     for name, values in quantities.items():
         row |= mean_columns(name, values, units, seed)
     strict = [value for name, value in floors.items() if not variants[name]]
-    for suffix, counted in (("", strict), ("_elsewhere", list(floors.values()))):
-        floor = max(EXACT, *counted)
-        row[f"floor{suffix}"] = floor
-        row[f"tolerance{suffix}"] = TIMES * floor
-        row[f"same{suffix}"] = (
-            row["difference"] is not None and row["difference"] <= TIMES * floor
-        )
+    row |= _against(row["difference"], strict)
+    every = _against(row["difference"], list(floors.values()))
+    for name, value in every.items():
+        row[f"{name}_elsewhere"] = value
     return [row]
+
+
+def _against(difference: float | None, floors: Sequence[float]) -> Row:
+    """Return the largest floor, the tolerance, and whether a difference of answers stays within it."""
+    floor = max(EXACT, *floors)
+    tolerance = TIMES * floor
+    same = difference is not None and difference <= tolerance
+    return {"floor": floor, "tolerance": tolerance, "same": same}
 
 
 Answered = tuple[

@@ -137,49 +137,54 @@ def weight_changes(
         For each weight its block (0: embeddings, L + 1: what comes after the blocks), name, difference
         ‖W' − W‖ / max(‖W‖, ‖W'‖), the tolerance for rounding to `precision`, and whether it is exceeded.
     """
-    mine, theirs = _weights(old), _weights(new)
-    if mine.keys() != theirs.keys():
-        mine, theirs = (
-            dict(model.model.base_model.named_parameters()) for model in (old, new)
-        )
-    common = {
-        name: w
-        for name, w in mine.items()
-        if name in theirs and theirs[name].shape == w.shape
-    }
+    mine, theirs = _compared_weights(old, new)
     floating = all(w.is_floating_point() for w in (*mine.values(), *theirs.values()))
     if (old.depth, old.width) != (new.depth, new.width) or not floating:
         return []
-    places = {
-        id(w): number
-        for number, block in enumerate(old.blocks, 1)
-        for w in block.parameters()
-    }
+    places = _block_numbers(old)
     found = []
-    for name, weight in common.items():
-        before, after = (
-            weight.detach().double(),
-            theirs[name].detach().double().to(weight.device),
-        )
-        size = max(
-            float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny
-        )
-        rounding = (
-            float(
-                (
-                    rounded(weight.detach(), precision, theirs[name]).double() - before
-                ).norm()
-            )
-            / size
-        )
+    for name, weight in mine.items():
+        if name not in theirs or theirs[name].shape != weight.shape:
+            continue
         outside = 0 if any(part in name for part in EMBEDDINGS) else old.depth + 1
         row: dict[str, Any] = {"block": places.get(id(weight), outside), "weight": name}
-        row |= {
-            "difference": float((after - before).norm()) / size,
-            "tolerance": TIMES * rounding + 2.0**-23,
-        }
+        row |= _weight_change(weight.detach(), theirs[name].detach(), precision)
         found.append(row | {"changed": row["difference"] > row["tolerance"]})
     return found
+
+
+def _compared_weights(
+    old: FrozenModel, new: FrozenModel
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights of both models by name; without those of the heads if these differ."""
+    mine, theirs = _weights(old), _weights(new)
+    if mine.keys() == theirs.keys():
+        return mine, theirs
+    below = [dict(model.model.base_model.named_parameters()) for model in (old, new)]
+    return below[0], below[1]
+
+
+def _block_numbers(model: FrozenModel) -> dict[int, int]:
+    """Return the block of each weight that is in one, by the weight's id; the first block is 1."""
+    return {
+        id(w): number
+        for number, block in enumerate(model.blocks, 1)
+        for w in block.parameters()
+    }
+
+
+def _weight_change(old: Tensor, new: Tensor, precision: str) -> dict[str, float]:
+    """Return the relative difference of two weights, and the tolerance for rounding the old one to a precision."""
+    before = old.double()
+    after = new.double().to(old.device)
+    least = torch.finfo(torch.float64).tiny
+    size = max(float(before.norm()), float(after.norm()), least)
+    off = rounded(old, precision, new).double() - before
+    rounding = float(off.norm()) / size
+    return {
+        "difference": float((after - before).norm()) / size,
+        "tolerance": TIMES * rounding + 2.0**-23,
+    }
 
 
 def equal_spectra(old: FrozenModel, new: FrozenModel, names: list[str]) -> bool:

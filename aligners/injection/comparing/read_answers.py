@@ -171,15 +171,15 @@ class Reader:
         if task is None:
             whole = rows_of_each(batch, RowKind("mean"))[self.number].to(model.device)
             return rows, normalize(gather_rows(states, [last], whole, model.width)[0])
-        task = task.to(model.device)
-        top = (
-            self.states(task.inputs, [last])[last]
-            if model.task == "masked"
-            else states[last]
-        )  # the answers to masked texts
-        return rows, chosen(
-            model.tail(task.inputs, last, top), task.targets, model.class_map
-        )
+        return rows, self._answers(task.to(model.device), states[last])
+
+    def _answers(self, task: TaskBatch, top: Tensor) -> Tensor:
+        """Return the logits (U, C) that answer a task, from last states (B, T, d), or from those of masked texts."""
+        model, last = self.model, self.model.depth
+        if model.task == "masked":
+            top = self.states(task.inputs, [last])[last]
+        logits = model.tail(task.inputs, last, top)
+        return chosen(logits, task.targets, model.class_map)
 
 
 def divergences(own: Tensor, other: Tensor) -> Tensor:

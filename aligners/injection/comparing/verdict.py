@@ -12,6 +12,7 @@ KEEPING = (
 LEAST = 1e-14  # below this, a floor is float64 rounding
 NEAR = 0.1  # largest FVU at which differing first states still belong to one model, whose embeddings changed
 TIMES = 30.0  # tolerance, as a multiple of the measured floor
+Kind = Literal["rounding", "coordinates", "weights", "head", "changed", "different"]
 
 
 class Verdict(NamedTuple):
@@ -29,7 +30,7 @@ class Verdict(NamedTuple):
         same_answers: whether the answers are equal up to rounding; None: nothing is compared.
     """
 
-    kind: Literal["rounding", "coordinates", "weights", "head", "changed", "different"]
+    kind: Kind
     map: str | None
     first: int | None
     most: int | None
@@ -50,34 +51,53 @@ def decide(
         changed: names of weights that differ by more than rounding, if weights can be compared.
         alike: tells whether those weights kept their singular values.
     """
-    first = {
-        name: next((s for s, fine in enumerate(sites) if not fine), None)
-        for name, sites in within.items()
-    }
-    if first.get(AS_IS, 0) is None and same is not False:
-        return Verdict(
-            "rounding" if not changed else "coordinates" if alike() else "weights",
-            AS_IS,
-            None,
-            None,
-            same,
-        )
-    same = same if first.get(AS_IS, 0) is None else same_elsewhere
+    first = {name: _first_beyond(sites) for name, sites in within.items()}
+    states_agree = first.get(AS_IS, 0) is None
+    if states_agree and same is not False:
+        kind = _unseen_change(changed, alike)
+        return Verdict(kind, AS_IS, None, None, same)
+    if not states_agree:
+        same = same_elsewhere
     whole = [name for name in (*KEEPING, LINEAR) if first.get(name, 0) is None]
     if (
         whole and same is not False and not first.get(AS_IS)
     ):  # a change there would also show in the first states
         return Verdict("coordinates", whole[0], None, None, same)
-    begun = [
-        name for name in KEEPING if first.get(name, 0) != 0
-    ]  # the maps that hold at the first site
-    begun = begun or [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]
-    if begun and first[begun[0]] is None:  # and its answers differ
-        return Verdict("head", begun[0], None, None, same)
-    best = begun[0] if begun else min(fvu, key=lambda name: fvu[name][-1])
-    most = max(range(len(fvu[best])), key=lambda s: fvu[best][s])
-    return (
-        Verdict("changed", best, first[best], most, same)
-        if begun
-        else Verdict("different", None, 0, most, same)
-    )
+    begun = _begun(first, fvu)
+    if not begun:
+        best = min(fvu, key=lambda name: fvu[name][-1])
+        return Verdict("different", None, 0, _largest(fvu[best]), same)
+    best = begun[0]
+    if first[best] is None:  # and its answers differ
+        return Verdict("head", best, None, None, same)
+    return Verdict("changed", best, first[best], _largest(fvu[best]), same)
+
+
+def _begun(
+    first: Mapping[str, int | None], fvu: Mapping[str, Sequence[float]]
+) -> list[str]:
+    """Return the maps out of `KEEPING` that hold at the first site; if none does, those that nearly hold there."""
+    holding = [name for name in KEEPING if first.get(name, 0) != 0]
+    if holding:
+        return holding
+    return [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]
+
+
+def _first_beyond(within: Sequence[bool]) -> int | None:
+    """Return the number of the first site pair whose FVU rounding does not explain, or None."""
+    for number, fine in enumerate(within):
+        if not fine:
+            return number
+    return None
+
+
+def _largest(values: Sequence[float]) -> int:
+    """Return the number of the first of the largest values."""
+    return max(range(len(values)), key=lambda number: values[number])
+
+
+def _unseen_change(changed: Sequence[str], alike: Callable[[], bool]) -> Kind:
+    """Return what has changed where neither states nor answers differ."""
+    if not changed:
+        return "rounding"
+    return "coordinates" if alike() else "weights"

@@ -152,13 +152,34 @@ def generate(
     check_cache(model, length + new_tokens)
     steps: Any = nullcontext()
     if changing is not None:
-        model.check_site(changing.site, "site")
-        if isinstance(changing, Replaced):
-            changing.source.check_site(changing.source_site, "source_site")
-            check_cache(changing.source, length + new_tokens)
+        _check_change(model, changing, length + new_tokens)
         steps = change(model.model, model.blocks, changing.site, changing.begin())
 
     ends = _end_tokens(model)
+    settings = _settings(ends, new_tokens, temperature)
+    ids: Any = prompts.to(model.device)
+    mask = torch.ones_like(ids)
+    with torch.random.fork_rng(), steps:
+        torch.manual_seed(seed)
+        found: Any = model.model.generate(
+            ids, attention_mask=mask, generation_config=settings
+        )
+
+    tokens = _until_end(found[:, length:].to(prompts.device), ends)
+    missing = new_tokens - tokens.shape[1]  # once all texts have ended
+    return torch.nn.functional.pad(tokens, (0, missing), value=-1)
+
+
+def _check_change(model: FrozenModel, changing: Added | Replaced, tokens: int) -> None:
+    """Raise unless states can be changed while a model writes so many tokens, the prompt among them."""
+    model.check_site(changing.site, "site")
+    if isinstance(changing, Replaced):
+        changing.source.check_site(changing.source_site, "source_site")
+        check_cache(changing.source, tokens)
+
+
+def _settings(ends: list[int], new_tokens: int, temperature: float) -> GenerationConfig:
+    """Return the settings of `transformers` for one continuation, which `ends` may end."""
     settings = GenerationConfig(
         max_new_tokens=new_tokens,
         repetition_penalty=1.0,
@@ -170,22 +191,15 @@ def generate(
     )
     if temperature:
         settings.update(temperature=temperature, top_k=0, top_p=1.0)
-    ids: Any = prompts.to(model.device)
-    mask = torch.ones_like(ids)
-    with torch.random.fork_rng(), steps:
-        torch.manual_seed(seed)
-        found: Any = model.model.generate(
-            ids, attention_mask=mask, generation_config=settings
-        )
+    return settings
 
-    tokens = found[:, length:].to(prompts.device)
-    ended = torch.isin(
-        tokens, torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)
-    ).long()
+
+def _until_end(tokens: Tensor, ends: list[int]) -> Tensor:
+    """Set tokens (B, N) to -1 after the first that ends a text."""
+    final = torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)
+    ended = torch.isin(tokens, final).long()
     after_the_end = ended.cumsum(1) - ended > 0
-    tokens = tokens.where(~after_the_end, -1)
-    missing = new_tokens - tokens.shape[1]  # once all texts have ended
-    return torch.nn.functional.pad(tokens, (0, missing), value=-1)
+    return tokens.where(~after_the_end, -1)
 
 
 def _end_tokens(model: FrozenModel) -> list[int]:
@@ -300,14 +314,16 @@ def continuations(
             model, own = writer, found
         tables["generation"].append(about | figures(model, prompts, own, found, seed))
 
-        decode = cast(Any, model.tokenizer).decode
-        for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):
-            written = {
-                "prompt": decode(prompt),
-                "continuation": decode(tokens[tokens >= 0]),
-            }
+        for written in _samples(model, prompts, found):
             tables["samples"].append(about | written)
     return tables
+
+
+def _samples(model: FrozenModel, prompts: Tensor, found: Tensor) -> Iterator[Row]:
+    """Return the first prompts (B, T) and their continuations (B, N) as text."""
+    decode = cast(Any, model.tokenizer).decode
+    for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):
+        yield {"prompt": decode(prompt), "continuation": decode(tokens[tokens >= 0])}
 
 
 @torch.no_grad()
@@ -323,6 +339,19 @@ def figures(
         found: (B, N) other continuations.
         seed: seed of the resampling of prompts.
     """
+    losses = _losses(model, prompts, found)
+
+    either = (own >= 0) | (found >= 0)
+    alike = (found == own) & either
+    row = dict(mean_columns("agreement", alike.sum(1), either.sum(1), seed))
+    mean_loss = mean_columns("perplexity", losses, (found >= 0).sum(1), seed)
+    for name, value in mean_loss.items():
+        row[name] = None if value is None else math.exp(value)
+    return row | {"n_prompts": len(prompts)}
+
+
+def _losses(model: FrozenModel, prompts: Tensor, found: Tensor) -> Tensor:
+    """Return a model's loss on each continuation (B, N) of prompts (B, T), summed over its tokens, in nats: (B,)."""
     losses = []
     for ids, tokens in zip(prompts.split(BATCH), found.split(BATCH), strict=True):
         inputs = {
@@ -336,14 +365,7 @@ def figures(
             logits.transpose(1, 2), tokens, ignore_index=-1, reduction="none"
         )
         losses.append(loss.sum(1))
-
-    either = (own >= 0) | (found >= 0)
-    alike = (found == own) & either
-    row = dict(mean_columns("agreement", alike.sum(1), either.sum(1), seed))
-    mean_loss = mean_columns("perplexity", torch.cat(losses), (found >= 0).sum(1), seed)
-    for name, value in mean_loss.items():
-        row[name] = None if value is None else math.exp(value)
-    return row | {"n_prompts": len(prompts)}
+    return torch.cat(losses)
 
 
 def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> None:
@@ -374,7 +396,7 @@ def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> Non
 
 def _ways(panel: Panel) -> Iterator[Way]:
     """Return the ways to continue: the models themselves, then every map at every site, and `identity`."""
-    source, target, pairs = panel.route.source, panel.route.target, panel.route.pairs
+    source, target = panel.route.source, panel.route.target
     about = {
         "model_x": source.name,
         "model_y": target.name,
@@ -384,6 +406,12 @@ def _ways(panel: Panel) -> Iterator[Way]:
     yield alone | {"method": "native_y"}, target, None
     if source.task == "causal":
         yield alone | {"method": "native_x"}, source, None
+    yield from _ways_of_maps(panel, about)
+
+
+def _ways_of_maps(panel: Panel, about: Row) -> Iterator[Way]:
+    """Return a way for every map at every site, the states of the target replaced by mapped ones."""
+    source, target, pairs = panel.route.source, panel.route.target, panel.route.pairs
     for method in panel.methods:
         if method.aligner is None or method.name == "mean":
             continue

@@ -104,6 +104,20 @@ def first_tokens(
     return ids, cautions
 
 
+class Unsteered(NamedTuple):
+    """What a model does on a batch with nothing added.
+
+    Attributes:
+        states: site -> states (B, T, d).
+        logits: (U, C).
+        measured: (3, U) loss, log-odds of the words, and reading.
+    """
+
+    states: dict[int, Tensor]
+    logits: Tensor
+    measured: Tensor
+
+
 class Steering:
     """Adds directions to the states at their sites, and measures the model's answers, text by text.
 
@@ -156,14 +170,18 @@ class Steering:
                 f" number, but got {self.effects or 'neither'} and {list(alphas)}."
             )
         for one in directions:
-            model.check_site(one.site, "site")
-            above = reading is not None and one.site > reading.site
-            if len(one.vector) != model.width or above:
-                raise UserError(
-                    f"Expected directions of width {model.width}, that of {model.name}, at no later site than the "
-                    f"reading, but {one.name} has width {len(one.vector)} and site {one.site}."
-                )
+            self._check_direction(one)
         self.units: dict[int, float] = {}
+
+    def _check_direction(self, one: Direction) -> None:
+        """Raise unless a direction has the model's width, and a site that is not above the reading."""
+        self.model.check_site(one.site, "site")
+        above = self.reading is not None and one.site > self.reading.site
+        if len(one.vector) != self.model.width or above:
+            raise UserError(
+                f"Expected directions of width {self.model.width}, that of {self.model.name}, at no later site than "
+                f"the reading, but {one.name} has width {len(one.vector)} and site {one.site}."
+            )
 
     @torch.no_grad()
     def measure_units(self, batches: Sequence[TaskBatch]) -> None:
@@ -193,31 +211,43 @@ class Steering:
             task: the batch.
             each: iterates over the directions, and shows the progress.
         """
+        unsteered = self._unsteered(task)
+        parts = []
+        for one in each(self.directions):
+            for alpha in self.alphas:
+                values = self._changes(task, unsteered, one, alpha)
+                parts.append(per_text_sums(values, task.targets))
+        shape = (len(self.directions), len(self.alphas))
+        table = torch.stack(parts, 1).double().unflatten(1, shape)
+        return dict(zip(QUANTITIES, table, strict=True))
+
+    def _unsteered(self, task: TaskBatch) -> Unsteered:
+        """Run the model on a batch with nothing added."""
         model, targets = self.model, task.targets
         read_at = {one.site for one in self.directions}
         if self.reading is not None:
             read_at.add(self.reading.site)
         sites = sorted(read_at)
         states = dict(zip(sites, model.front(task.inputs, sites), strict=True))
-        own = chosen(model.logits(task.inputs), targets)
-        before = self._answers(own, states[sites[-1]], targets)
-        parts = []
-        for one in each(self.directions):
-            here = states[one.site]
-            last = one.site if self.reading is None else self.reading.site
-            for alpha in self.alphas:
-                moved = here + self.vector(one, alpha).to(here)
-                logits, reached = model.tail_through(task.inputs, one.site, moved, last)
-                steered = chosen(logits, targets)
-                rises = self._answers(steered, reached, targets) - before
-                units = torch.ones_like(rises[0])
-                values = torch.stack([units, divergence(steered, own), *rises])
-                parts.append(per_text_sums(values, targets))
-        shape = (len(self.directions), len(self.alphas))
-        table = torch.stack(parts, 1).double().unflatten(1, shape)
-        return dict(zip(QUANTITIES, table, strict=True))
+        logits = chosen(model.logits(task.inputs), targets)
+        measured = self._measured(logits, states[sites[-1]], targets)
+        return Unsteered(states, logits, measured)
 
-    def _answers(self, logits: Tensor, states: Tensor, targets: Targets) -> Tensor:
+    def _changes(
+        self, task: TaskBatch, unsteered: Unsteered, one: Direction, alpha: float
+    ) -> Tensor:
+        """Return the `QUANTITIES` at each unit with α of a direction added, (5, U)."""
+        here = unsteered.states[one.site]
+        moved = here + self.vector(one, alpha).to(here)
+        last = one.site if self.reading is None else self.reading.site
+        logits, reached = self.model.tail_through(task.inputs, one.site, moved, last)
+        steered = chosen(logits, task.targets)
+        measured = self._measured(steered, reached, task.targets)
+        rises = measured - unsteered.measured
+        units = torch.ones_like(rises[0])
+        return torch.stack([units, divergence(steered, unsteered.logits), *rises])
+
+    def _measured(self, logits: Tensor, states: Tensor, targets: Targets) -> Tensor:
         """Return loss, log-odds of the words and reading at each unit, (3, U); zero for what is not measured."""
         loss = unit_losses(logits, targets)
         odds = read = torch.zeros_like(loss)
@@ -259,18 +289,8 @@ def at_equal_cost(
     there is no effect to report. The random directions of a site share a row: their mean, with the least and the
     largest as its interval.
     """
-    counts = scores.resampled_counts(table["units"].shape[-1], seed)
-    weights = table["units"] @ counts.T
-    positive = np.array(steering.alphas) > 0
-    means = {}
-    for name in ("kl", *steering.effects):
-        resampled = (table[name] @ counts.T / weights).numpy()
-        means[name] = resampled[:, positive]
-
-    groups: dict[tuple[int, str, str], list[int]] = {}
-    for place, one in enumerate(steering.directions):
-        name = "random" if one.role == "random" else one.name
-        groups.setdefault((one.site, one.role, name), []).append(place)
+    means = _resampled_means(steering, table, seed)
+    groups = _groups(steering.directions)
 
     rows = list[Row]()
     for effect, level in product(steering.effects, levels):
@@ -295,6 +315,27 @@ def at_equal_cost(
             row |= _with_range("share", values / native.get(site, torch.nan), role)
             rows.append(row)
     return rows
+
+
+def _resampled_means(steering: Steering, table: Sums, seed: int) -> dict[str, Any]:
+    """Return KL and effects per token of positive α, of all texts and each resample: (directions, A, 1 + R)."""
+    counts = scores.resampled_counts(table["units"].shape[-1], seed)
+    weights = table["units"] @ counts.T
+    positive = np.array(steering.alphas) > 0
+    means = {}
+    for name in ("kl", *steering.effects):
+        resampled = (table[name] @ counts.T / weights).numpy()
+        means[name] = resampled[:, positive]
+    return means
+
+
+def _groups(directions: Sequence[Direction]) -> dict[tuple[int, str, str], list[int]]:
+    """Return the numbers of the directions that share a row, by site, role and name."""
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for place, one in enumerate(directions):
+        name = "random" if one.role == "random" else one.name
+        groups.setdefault((one.site, one.role, name), []).append(place)
+    return groups
 
 
 def _with_range(name: str, values: Tensor, role: str) -> Row:

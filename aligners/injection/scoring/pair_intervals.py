@@ -166,11 +166,7 @@ def independent_units(
     """
     base_of = {model: (bases or {}).get(model, model) for model in models}
     count = len(set(base_of.values()))
-    interval = OVER_BASES
-    if count == len(base_of):
-        interval = OVER_MODELS
-    elif count == 1:
-        interval = OVER_COPIES
+    interval = _over_what(len(base_of), count)
 
     placed = {(base, kinds[model]) for model, base in base_of.items()}
     across_groups = count > 1 and len(placed) > count
@@ -183,6 +179,15 @@ def independent_units(
             unit = model
         units.setdefault(group, {}).setdefault(unit, set()).add(model)
     return [list(of_group.values()) for of_group in units.values()], interval
+
+
+def _over_what(models: int, bases: int) -> str:
+    """Return what an interval over so many models, of so many pretrained ones, is."""
+    if bases == models:
+        return OVER_MODELS
+    if bases == 1:
+        return OVER_COPIES
+    return OVER_BASES
 
 
 def interval_over_models(

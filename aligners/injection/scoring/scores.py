@@ -362,15 +362,28 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
     if best - accuracy <= max(FAR_BELOW, two_errors):
         return None
 
-    moved = []
-    for k, place in zip(given, meant, strict=True):
-        if k != place:
-            moved.append(f"{k} as {place}")
+    moved = _moved(given, meant)
     return (
         f"Caution: {model} by itself has an accuracy of {accuracy:.1%} on the held-out texts, and would have "
         f"{best:.1%} with its classes in another order ({', '.join(moved)}). They are probably not in the order of the "
         "texts' classes: say which are which by `--data.labels`."
     )
+
+
+def _moved(given: Iterable[int], meant: Iterable[int]) -> list[str]:
+    """Say which class of a head stands for which other class of the texts."""
+    moved = []
+    for k, place in zip(given, meant, strict=True):
+        if k != place:
+            moved.append(f"{k} as {place}")
+    return moved
+
+
+def _shuffled(labels: Tensor, seed: int) -> Tensor:
+    """Return labels (n,) in a random order."""
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=draw)
+    return labels[order]
 
 
 @dataclass(frozen=True)
@@ -414,9 +427,7 @@ class ScoredTask:
             texts.check_numbers()
             score = choose_score(data.text, regression=True, classes=0)
             labels = labels.float()
-            draw = torch.Generator().manual_seed(seed)
-            order = torch.randperm(len(labels), generator=draw)
-            random = labels[order]
+            random = _shuffled(labels, seed)
         else:
             classes = texts.classes
             score = choose_score(data.text, regression=False, classes=classes)

@@ -93,11 +93,7 @@ def match_heads(
             texts have none, and `data.labels` does not resolve this; or some heads predict numbers and others classes.
     """
     kinds = {model.regression: model.name for model in asked}
-    if len(kinds) > 1:
-        raise UserError(
-            f"Expected models of one task, but the head of {kinds[True]} predicts a number and that of {kinds[False]} "
-            "predicts classes. Measure them one by one."
-        )
+    _check_kinds(kinds)
     if True in kinds:
         return {model: {} for model in (*asked, *read) if model.regression}
 
@@ -114,6 +110,15 @@ def match_heads(
     for caution in matched_by_number(data, list(matched)):
         logger.warning(caution)
     return matched
+
+
+def _check_kinds(kinds: dict[bool, str]) -> None:
+    """Raise unless all heads predict numbers, or all predict classes; `kinds` names a model of each kind."""
+    if len(kinds) > 1:
+        raise UserError(
+            f"Expected models of one task, but the head of {kinds[True]} predicts a number and that of {kinds[False]} "
+            "predicts classes. Measure them one by one."
+        )
 
 
 def _match_head(data: TextModule, model: FrozenModel) -> None:

@@ -120,19 +120,23 @@ class StitchingEvaluation(Evaluation):
         if self.layers is not None:
             self.spread = self.layers.spread
         for route in self.routes:
-            mean = None
-            if self.spread:
-                mean = self.spread[route.key]["mean"]
-            methods = self._methods(route, maps.get(route.key, {}))
-            panel = Panel(
-                route,
-                methods,
-                self.n_texts,
-                self.seed,
-                means=(None, mean),
-                behaviour=Behaviour(route, asked, ("native",), self.seed),
-            )
-            self.panels.append(panel)
+            self.panels.append(self._panel(route, asked, maps.get(route.key, {})))
+
+    def _panel(
+        self, route: Route, asked: ScoredTask, fitted: dict[str, Aligner]
+    ) -> Panel:
+        """Make the panel of a route: the methods of `_methods`."""
+        mean = None
+        if self.spread:
+            mean = self.spread[route.key]["mean"]
+        return Panel(
+            route,
+            self._methods(route, fitted),
+            self.n_texts,
+            self.seed,
+            means=(None, mean),
+            behaviour=Behaviour(route, asked, ("native",), self.seed),
+        )
 
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
         """Return the identity, the maps of `fitted` and the trained layers.

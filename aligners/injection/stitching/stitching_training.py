@@ -334,6 +334,18 @@ class Stitching(BankTraining):
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """Take one step of every layer at every site."""
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
+        losses, surrogate = self._losses_and_surrogate(batch)
+        self.manual_backward(surrogate)
+        if self.gradient_clip:
+            for layer in self.banks().values():
+                clip_per_site(layer, self.gradient_clip)
+        self.step()
+        self._watch(losses, batch_idx)
+
+    def _losses_and_surrogate(
+        self, batch: TaskBatch
+    ) -> tuple[dict[tuple[Route, str], Tensor], Tensor]:
+        """Return the losses (S,) of each layer, and a scalar whose gradients are those of their sum."""
         states = read_all(self.routes, batch, targets=self.weights.activation > 0)
         surrogates: list[Tensor] = []
         losses: dict[tuple[Route, str], Tensor] = {}
@@ -343,12 +355,7 @@ class Stitching(BankTraining):
                 mapped = mapped_rows(layer, states.sources(route))
                 losses[route, name], gradients = bank_gradients(mapped, loss)
                 surrogates.append((mapped * gradients).sum())
-        self.manual_backward(torch.stack(surrogates).sum())
-        if self.gradient_clip:
-            for layer in self.banks().values():
-                clip_per_site(layer, self.gradient_clip)
-        self.step()
-        self._watch(losses, batch_idx)
+        return losses, torch.stack(surrogates).sum()
 
     def _losses_of(self, batch: TaskBatch, states: ReadStates) -> Iterator[RouteLoss]:
         """Return the loss of each route on a batch."""
