@@ -1,1 +1,1 @@
-"""The commands of `study.py`, each a module with `parser` and `run`."""
+"""The commands of `study.py`, each a function with options: see `Command`."""

@@ -1,1 +1,1 @@
-"""The commands of `train.py`, each a module with `parser` and `run`."""
+"""The commands of `train.py`, each a function with options: see `Command`."""

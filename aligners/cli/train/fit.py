@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import yaml
 
 from aligners.callbacks.checkpoint import SaveAligners
-from aligners.callbacks.progress_bar import FitSummary
+from aligners.callbacks.fit_summary import FitSummary
 from aligners.cli.command import Run, trains, unchecked
 from aligners.cli.folders import CONFIG
 from aligners.cli.options import check_goes_on
@@ -122,7 +122,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
             f"`sites_at_once` is for one process, but `trainer.devices` starts {trainer.world_size}. Fit some sites "
             "at a time with `data.sites`."
         )
-    data.prepare_data()
+    data.prepare_data()  # models are loaded here; by several ranks when Lightning sets up
     sites = len(data.reader.sites)
     wanted = wanted or _begun_with(Path(run.options.ckpt_path or ""))
     at_once = wanted or _sites_in_memory(run, trainer)

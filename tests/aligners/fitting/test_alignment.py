@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aligners.api import retrieval
 from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.progress_bar import FitSummary
+from aligners.callbacks.fit_summary import FitSummary
 from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
