@@ -33,7 +33,7 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
-from aligners.models.model import FrozenModel
+from aligners.models.model import FrozenModel, Inputs
 
 
 @dataclass
@@ -186,6 +186,16 @@ class LayerReader:
             layers = self.layers[m]
         return self._read_model(model, batch.texts, m, batch.rows[m], layers)
 
+    def _with_attention(
+        self, model: FrozenModel, inputs: Inputs, layers: Sequence[int], rows: Rows
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run a model, and return its rows at some layers (L, N, d), and its attention weights."""
+        wanted = sorted(set(layers))
+        with torch.no_grad():
+            weights, read = model.attention(inputs, wanted, self.component)
+        by_layer = dict(zip(wanted, read, strict=True))
+        return gather_rows(by_layer, layers, rows, model.width), weights
+
     def _read_model(
         self,
         model: FrozenModel,
@@ -201,11 +211,7 @@ class LayerReader:
             return torch.empty(0, len(rows), model.width, device=device), weights
         inputs = texts.inputs[number]
         if self.attention:
-            wanted = sorted(set(layers))
-            with torch.no_grad():
-                weights, read = model.attention(inputs, wanted, self.component)
-            by_layer = dict(zip(wanted, read, strict=True))
-            states = gather_rows(by_layer, layers, rows, model.width)
+            states, weights = self._with_attention(model, inputs, layers, rows)
         else:
             stored = texts.stored.get(model)
             states = read_rows(model, inputs, layers, rows, self.component, stored)

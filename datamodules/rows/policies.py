@@ -201,6 +201,16 @@ class WordPolicy(Policy):
         return select_words(texts.words[model], texts.word_count, self.name)
 
 
+def _check_lengths(lengths: Tensor) -> None:
+    """Raise unless every text (B,) has a token that counts."""
+    if not lengths.all():
+        empty = int((lengths == 0).nonzero()[0])
+        raise UserError(
+            f"Expected every text to have a token that counts as a row, but text number {empty} of the batch has none. "
+            "Drop empty texts, or count special tokens."
+        )
+
+
 def select_rows(
     mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True
 ) -> Rows:
@@ -221,12 +231,7 @@ def select_rows(
     if not special_tokens and policy != "cls":
         counts = counts & ~special
     lengths = counts.sum(1)
-    if not lengths.all():
-        empty = int((lengths == 0).nonzero()[0])
-        raise UserError(
-            f"Expected every text to have a token that counts as a row, but text number {empty} of the batch has none. "
-            "Drop empty texts, or count special tokens."
-        )
+    _check_lengths(lengths)
     index = counts.flatten().nonzero()[:, 0]
     owner = index // mask.shape[1]
     ends = lengths.cumsum(0)

@@ -66,13 +66,15 @@ def read_each(
         rows_at_sites = torch.stack([by_site[site] for site in sites])
         return [rows_at_sites] * len(each)
     states = {site: at_site[None] for site, at_site in by_site.items()}
-    real = inputs["attention_mask"].flatten()
+    in_store = _places_in_store(inputs["attention_mask"], each)
+    return [gather_rows(states, sites, rows, model.width) for rows in in_store]
+
+
+def _places_in_store(mask: Tensor, each: Sequence[Rows]) -> list[Rows]:
+    """Return choices of rows of a padded batch with mask (B, T) as places among its stored tokens."""
+    real = mask.flatten()
     place_in_store = real.cumsum(0) - 1  # the states of each position's token
-    gathered = []
-    for rows in each:
-        in_store = replace(rows, index=place_in_store[rows.index])
-        gathered.append(gather_rows(states, sites, in_store, model.width))
-    return gathered
+    return [replace(rows, index=place_in_store[rows.index]) for rows in each]
 
 
 def gather_rows(

@@ -423,10 +423,10 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())
 
 
-def _given(
-    given: GivenMap, head: Sequence[str], names: Names, classes: int, model: str
-) -> ClassMap:
-    """Check a map that a user has written, and read its names as numbers."""
+def _groups(
+    given: GivenMap, head: Sequence[str], names: Names, classes: int
+) -> dict[int | None, tuple[Any, ...]]:
+    """Return the numbers of the head's classes by that of the texts' class; None for a name that is not known."""
     groups: dict[int | None, tuple[Any, ...]] = {}
     for key, answers in given.items():
         kind: Any = tuple
@@ -436,6 +436,14 @@ def _given(
             answers = [answers]
         numbers = [_number(answer, head, len(head)) for answer in answers]
         groups[_number(key, names, classes)] = kind(numbers)
+    return groups
+
+
+def _given(
+    given: GivenMap, head: Sequence[str], names: Names, classes: int, model: str
+) -> ClassMap:
+    """Check a map that a user has written, and read its names as numbers."""
+    groups = _groups(given, head, names, classes)
     if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(
             f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got "

@@ -22,7 +22,7 @@ from aligners.datamodules.text.texts import Texts, plain_text
 from aligners.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, Features
     from pandas import DataFrame
 
 HASHED = 1000  # rows at a time
@@ -270,9 +270,28 @@ def _class_names(labels: LabelColumn | None, source: TextSource) -> list[str] | 
     return None if usual is None else list(usual)
 
 
+def _renamed(
+    table: Dataset, columns: list[str], removed: list[str], features: Features
+) -> Dataset:
+    """Give a table these features, its text out of `columns`, without the columns to be removed."""
+    from datasets import Dataset
+
+    if not len(table):  # `map` would make no columns
+        return Dataset.from_dict({name: [] for name in features}, features)
+    return table.map(
+        _rename,
+        batched=True,
+        with_indices=True,
+        remove_columns=removed,
+        features=features,
+        fn_kwargs={"columns": columns},
+        desc="Reading texts",
+    )
+
+
 def _texts(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
     """Make a table with the columns of `Texts`."""
-    from datasets import Dataset, Features, Value
+    from datasets import Features, Value
 
     extra = {ANNOTATION, CHOICE}
     if columns == QUESTION:
@@ -287,18 +306,7 @@ def _texts(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Da
         else:
             removed.append(name)
 
-    if len(table):
-        renamed = table.map(
-            _rename,
-            batched=True,
-            with_indices=True,
-            remove_columns=removed,
-            features=Features(features),
-            fn_kwargs={"columns": columns},
-            desc="Reading texts",
-        )
-    else:  # `map` would make no columns
-        renamed = Dataset.from_dict({name: [] for name in features}, Features(features))
+    renamed = _renamed(table, columns, removed, Features(features))
     if labels is None:
         return renamed
     numbers = labels.labels(table[labels.column][:])

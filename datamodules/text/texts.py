@@ -114,6 +114,11 @@ class FittedTexts:
             ) from error
 
 
+def _renumbered(table: Dataset) -> Dataset:
+    """Number the rows of a table from 0 on."""
+    return table.remove_columns("id").add_column("id", list(range(len(table))))
+
+
 def hash_texts(table: Dataset) -> np.ndarray:
     """Hash each text of a split, (n,) int64."""
     return np.fromiter((_key(text) for text in _texts(table)), dtype=np.int64)
@@ -301,6 +306,16 @@ class Texts:
             *(getattr(self, split) for split in splits),
         )
 
+    def _fitted_on(self, fitted: Mapping[str, FittedTexts]) -> dict[str, np.ndarray]:
+        """Return for each name which held-out texts are among those that it was fitted on."""
+        keys = hash_texts(self.test)
+        masks = {name: known.among(keys) for name, known in fitted.items()}
+        if CHOICE not in self.test.column_names:
+            return masks
+        # if one answer is dropped, so are all answers to that question
+        asked = np.asarray(self.test[CHOICE][:])
+        return {name: np.isin(asked, asked[mask]) for name, mask in masks.items()}
+
     def without(self, fitted: Mapping[str, FittedTexts]) -> Texts:
         """Drop the held-out texts that anything was fitted on, and count them in `origin`.
 
@@ -312,13 +327,7 @@ class Texts:
         """
         if not fitted:
             return self
-        keys = hash_texts(self.test)
-        masks = {name: known.among(keys) for name, known in fitted.items()}
-        if (
-            CHOICE in self.test.column_names
-        ):  # if one answer is dropped, so are all answers to that question
-            asked = np.asarray(self.test[CHOICE][:])
-            masks = {name: np.isin(asked, asked[mask]) for name, mask in masks.items()}
+        masks = self._fitted_on(fitted)
         rest = np.flatnonzero(~np.any(list(masks.values()), axis=0))
         if len(rest) == len(self.test):
             return self
@@ -334,11 +343,7 @@ class Texts:
                 f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Use the split "
                 "with which they were fitted, or other texts."
             )
-        test = (
-            self.test.select(rest)
-            .remove_columns("id")
-            .add_column("id", list(range(len(rest))))
-        )
+        test = _renumbered(self.test.select(rest))
         return replace(self, test=test, origin={**self.origin, "left_out": left_out})
 
     def describe(self) -> dict[str, Any]:

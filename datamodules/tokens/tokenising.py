@@ -220,23 +220,28 @@ class _Words:
 
     def touched(self, encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
         """Return the first and last word that each piece touches; -1 and -2 if it touches none."""
-        places: list[tuple[int, int]] = []
-        parts: list[int | None] = []
-        for encoding in encodings:
-            places += encoding.offsets
-            parts += encoding.sequence_ids
-        part = np.array(parts, dtype=float)  # NaN for None
+        offsets, part = _offsets_and_parts(encodings)
         in_text = ~np.isnan(part)
         part = np.where(in_text, part, -1).astype(np.int64)
         sizes = list(map(len, encodings))
         text = np.arange(len(sizes)).repeat(sizes)
-        offsets = np.array(places, dtype=np.int64).reshape(-1, 2)
         begin, end = self._start[text, part] + offsets.T
 
         first = self._over[begin]
         last = self._begun[end] - 1
         some = in_text & (begin < end) & (first <= last)
         return np.where(some, first, -1), np.where(some, last, -2)
+
+
+def _offsets_and_parts(encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the characters where each piece begins and ends, (N, 2), and its part of the text, (N,), NaN for none."""
+    places: list[tuple[int, int]] = []
+    parts: list[int | None] = []
+    for encoding in encodings:
+        places += encoding.offsets
+        parts += encoding.sequence_ids
+    offsets = np.array(places, dtype=np.int64).reshape(-1, 2)
+    return offsets, np.array(parts, dtype=float)
 
 
 def _pieces_per_word(first: np.ndarray, last: np.ndarray, total: int) -> np.ndarray:

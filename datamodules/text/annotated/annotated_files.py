@@ -74,6 +74,30 @@ def read_conllu(path: Path, counts: Counter[str]) -> Iterator[Sentence]:
             yield from _read_sentence(path, list(block), counts)
 
 
+def _counted(
+    tokens: list[dict[str, Any]], words: list[dict[str, Any]], *, known: bool
+) -> dict[str, int]:
+    """Count what was read of a sentence, and what was left out of it; `known` tells whether it has a tree."""
+    parts = [token["id"][1] for token in tokens if not isinstance(token["id"], int)]
+    blanks = sum(len(word["form"].split()) > 1 for word in words)
+    return {
+        "sentences": 1,
+        "words": len(words),
+        "sentences without a tree": int(not known),
+        "multiword tokens left out": parts.count("-"),
+        "empty nodes left out": parts.count("."),
+        "words with blanks inside": blanks,
+    }
+
+
+def _check_heads(heads: tuple[Any, ...], place: str) -> None:
+    """Raise unless the heads of the sentence at a place make a tree."""
+    try:
+        check_tree(heads)
+    except ValueError as error:
+        raise UserError(f"{error} That is the sentence at {place}.") from error
+
+
 def _read_sentence(
     path: Path, block: list[tuple[int, str]], counts: Counter[str]
 ) -> Iterator[Sentence]:
@@ -90,27 +114,8 @@ def _read_sentence(
     heads = tuple(word["head"] for word in words)
     known = None not in heads
     if known:
-        try:
-            check_tree(heads)
-        except ValueError as error:
-            raise UserError(f"{error} That is the sentence at {place}.") from error
-    parts = [token["id"][1] for token in tokens if not isinstance(token["id"], int)]
-    counts.update(
-        {
-            "sentences": 1,
-            "words": len(words),
-            "sentences without a tree": int(not known),
-        }
-    )
-    counts.update(
-        {
-            "multiword tokens left out": parts.count("-"),
-            "empty nodes left out": parts.count("."),
-        }
-    )
-    counts["words with blanks inside"] += sum(
-        len(word["form"].split()) > 1 for word in words
-    )
+        _check_heads(heads, place)
+    counts.update(_counted(tokens, words, known=known))
     forms = tuple("_".join(word["form"].split()) for word in words)
     yield Sentence(forms, heads if known else (), tuple(_targets(words)))
 

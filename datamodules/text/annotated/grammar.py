@@ -290,6 +290,18 @@ class _Writer:
         return SINGULAR if self.chance(0.6) else PLURAL
 
 
+def _relations(
+    below: Node, span: tuple[int, int], place: dict[int, int]
+) -> Iterator[Target]:
+    """Return the relation of a node to the word at `span`, and its role if it has one; `place` numbers the nodes."""
+    at = place[id(below)]
+    yield Target("dependencies", (at, at + 1), span, (below.relation,))
+    if below.role:
+        places = [place[id(part)] for part in _in_order(below)]
+        whole = (min(places), max(places) + 1)
+        yield Target("roles", span, whole, (below.role,))
+
+
 def _flat(root: Node) -> Sentence:
     """List the words of a tree from left to right."""
     nodes, heads = list(_in_order(root)), {id(root): 0}
@@ -301,15 +313,7 @@ def _flat(root: Node) -> Sentence:
         targets.append(Target("morphology", span, labels=node.features))
         for below in (*node.before, *node.after):
             heads[id(below)] = number + 1
-            at = place[id(below)]
-            targets.append(
-                Target("dependencies", (at, at + 1), span, (below.relation,))
-            )
-            if below.role:
-                places = [place[id(part)] for part in _in_order(below)]
-                targets.append(
-                    Target("roles", span, (min(places), max(places) + 1), (below.role,))
-                )
+            targets += _relations(below, span, place)
     verb = {
         feature for node in (root, *root.before) for feature in node.features
     }  # an auxiliary comes before the verb
