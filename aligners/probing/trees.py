@@ -87,21 +87,26 @@ class Trees:
         """Numbers of the sentences that have a tree."""
         return list(self.depths)
 
+    def _padded(self, numbers: Sequence[int], lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the depths (B, W) and distances (B, W, W) of trees of so many words (B,), zero beyond their ends."""
+        longest = int(lengths.max())
+        depths = torch.zeros(len(numbers), longest)
+        distances = torch.zeros(len(numbers), longest, longest)
+        for place, number in enumerate(numbers):
+            n = int(lengths[place])
+            depths[place, :n] = self.depths[number]
+            distances[place, :n, :n] = self.distances[number]
+        return depths, distances
+
     def part(self, words: Words, sentences: Sequence[int]) -> TreesPart:
         """Return the trees of some sentences, whose rows are counted from 0, on the device of the states."""
         chosen = list(sentences)
         lengths = words.first.diff()[chosen]
-        longest = int(lengths.max())
-        columns = torch.arange(longest)
+        columns = torch.arange(int(lengths.max()))
         real = columns < lengths[:, None]
         rows = words.starts(chosen)[:, None] + columns
 
-        depths = torch.zeros(len(chosen), longest)
-        distances = torch.zeros(len(chosen), longest, longest)
-        for place, number in enumerate(chosen):
-            n = int(lengths[place])
-            depths[place, :n] = self.depths[number]
-            distances[place, :n, :n] = self.distances[number]
+        depths, distances = self._padded(chosen, lengths)
 
         device = words.states.device
         return TreesPart(

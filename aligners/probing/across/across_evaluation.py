@@ -277,7 +277,11 @@ class ProbesAcrossMaps(Evaluation):
                 self.swapped.append(method)
 
         self.stream.plan(self._plan())
-        self.meta = {
+        self.meta = self._about(described, refusals)
+
+    def _about(self, described: dict[str, Any], refusals: Any) -> dict[str, Any]:
+        """Return what holds for all rows of the report."""
+        return {
             **described,
             "split": "test",
             "seed": self.seed,
@@ -354,17 +358,21 @@ class ProbesAcrossMaps(Evaluation):
 
     # ------------------------------------------------------------------ after
 
-    def train_probes(self) -> None:
-        """Train probes on the fitting words of both models, apply those of Y to mapped words, and swap dimensions."""
-        fitting = self._read("fit")
-        watched = self._read("validation")
-        self.held = self.reading.whole()
+    def _train_each(self, fitting: PairedWords, watched: PairedWords) -> None:
+        """Train the probes of each task, on the words of X and on those of Y."""
         self.fitted: list[tuple[Task, Task]] = []
         self.trained: list[Task] = []
         for name in track(self.tasks, "Training", disable=hidden(self.trainer)):
             x = self._trained(name, fitting.x, watched.x)
             y = self._trained(name, fitting.y, watched.y)
             self.fitted.append((x, y))
+
+    def train_probes(self) -> None:
+        """Train probes on the fitting words of both models, apply those of Y to mapped words, and swap dimensions."""
+        fitting = self._read("fit")
+        watched = self._read("validation")
+        self.held = self.reading.whole()
+        self._train_each(fitting, watched)
 
         self.report_tables = {"twin": []}
         if self.asked is not None:

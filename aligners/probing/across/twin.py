@@ -136,6 +136,21 @@ class Twin(nn.Module):
         stacked = _stacked(draws)
         return {name: values.mean(0) for name, values in stacked.items()}
 
+    def _about(self, method: Method, part: SwappedPart, s: int) -> Row:
+        """Describe what was swapped, by which map and at which site pair."""
+        route = self.behaviour.route
+        site_x, site_y = route.pairs[s]
+        return {
+            "model_x": route.source.name,
+            "model_y": route.target.name,
+            "site_x": site_x,
+            "site_y": site_y,
+            "method": method.name,
+            "training": method.outcome(s),
+            "part": part.name,
+            "dimensions": self._dimensions(part),
+        }
+
     def rows(self) -> Iterator[Row]:
         """Return one row for each map, part and site pair."""
         route, asked = self.behaviour.route, self.behaviour.asked
@@ -143,19 +158,10 @@ class Twin(nn.Module):
         native = {name: values[0, 0] for name, values in own.items()}
         found = behaviour_columns(self.scores.compute(), native, asked, self.seed)
         for swap, (method, part) in enumerate(product(self.maps, self.parts)):
-            for s, (site_x, site_y) in enumerate(route.pairs):
-                row = {
-                    "model_x": route.source.name,
-                    "model_y": route.target.name,
-                    "site_x": site_x,
-                    "site_y": site_y,
-                    "method": method.name,
-                    "training": method.outcome(s),
-                    "part": part.name,
-                    "dimensions": self._dimensions(part),
-                    "n_texts": len(native["units"]),
-                    "n_units": int(native["units"].sum()),
-                }
+            for s in range(len(route.pairs)):
+                row = self._about(method, part, s)
+                row["n_texts"] = len(native["units"])
+                row["n_units"] = int(native["units"].sum())
                 for name in CHANGES:
                     row[name] = finite(found[name][swap, s])
                 yield row

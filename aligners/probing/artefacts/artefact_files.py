@@ -242,6 +242,13 @@ def _loaded(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
+def _write_maps(maps: Sequence[Aligner], path: Path) -> None:
+    """Write maps that an artefact reads through, in their order."""
+    numbered = {str(number): map_ for number, map_ in enumerate(maps)}
+    data: dict[str, Any] = {"columns": [], "keys": None}
+    save_bank(StoredBank("arrays", {FORWARD: numbered}, {FORWARD: []}, data, {}), path)
+
+
 def write_artefact(
     artefact: Artefact, folder: Path | str, card: str | None = None
 ) -> None:
@@ -272,10 +279,7 @@ def write_artefact(
         else:
             save_sealed(save_file, tensors, unfinished / TENSORS, {})
         if artefact.through:
-            maps = {str(number): map_ for number, map_ in enumerate(artefact.through)}
-            data: dict[str, Any] = {"columns": [], "keys": None}
-            stored = StoredBank("arrays", {FORWARD: maps}, {FORWARD: []}, data, {})
-            save_bank(stored, unfinished / MAP)
+            _write_maps(artefact.through, unfinished / MAP)
         if card is not None:
             (unfinished / CARD).write_text(card, encoding="utf-8")
 

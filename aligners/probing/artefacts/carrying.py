@@ -138,25 +138,33 @@ class Carrying(pl.LightningModule):
         if doubt:
             self.stream.caution(doubt)
 
-        cautions = []
-        for artefact in self.artefacts:
-            cautions += [*artefact.doubts, *check_model(artefact, self.old)]
         self.meta = {
             **self.stream.describe(),
             "maps": self.maps,
             "least_kept": self.least_kept,
             "seed": self.seed,
-            "cautions": cautions,
+            "cautions": self._cautions(),
         }
 
         self.one_tokenizer = same_tokenizer(*self.stream.frozen_models.tokenizers[:2])
+        self.kinds = self._kinds()
+        self.stream.plan(Plan(kinds=self.kinds[1:]))
+        self.batches: dict[Split, list[PairedBatch]] = {"test": []}
+
+    def _cautions(self) -> list[str]:
+        """Return what is doubtful about the artefacts, and whether they read the old model."""
+        cautions = []
+        for artefact in self.artefacts:
+            cautions += [*artefact.doubts, *check_model(artefact, self.old)]
+        return cautions
+
+    def _kinds(self) -> list[RowKind]:
+        """Return all kinds of rows that are read, that of the data module first."""
         kinds = [self.stream.reader.kind]
         kinds += [self.kind(artefact) for artefact in self.artefacts]
         if self.one_tokenizer:
             kinds.append(TOKENS)
-        self.kinds = list(dict.fromkeys(kinds))
-        self.stream.plan(Plan(kinds=self.kinds[1:]))
-        self.batches: dict[Split, list[PairedBatch]] = {"test": []}
+        return list(dict.fromkeys(kinds))
 
     def _truth(self, artefact: Artefact) -> Truth:
         """Return the labels that an artefact is scored against, if it reads one row for each text."""
@@ -430,29 +438,33 @@ class Carrying(pl.LightningModule):
         for condition, given in answers.items():
             yield Judged(condition, artefact, native, [given], labels)
 
-        held, fitting = (
-            self.paired("test", kind, place),
-            self.paired("fit", kind, place),
-        )
+        held = self.paired("test", kind, place)
         shuffled = [
             moved.answers(held.new) for moved in self._shuffled(artefact, kind, place)
         ]
         yield Judged("shuffled map", artefact, native, shuffled, labels)
 
         classes = max(native.shape[1], 2) if isinstance(artefact, Head) else 2
-        own = cast(dict[Split, Tensor], self.truths[artefact.name].labels)
-        anew = trained_anew(fitting.new, own["fit"][fitting.text], classes)
+        anew = self._anew(artefact, self.paired("fit", kind, place), classes)
         again = anew.answers(held.new)
         yield Judged("trained anew", anew, again, [again], labels)
 
+        yield self._at_random(held.new, labels, classes)
+
+    def _anew(self, artefact: Artefact, fitting: PairedRows, classes: int) -> Head:
+        """Train a head on the new model's fitting rows and their labels."""
+        own = cast(dict[Split, Tensor], self.truths[artefact.name].labels)
+        return trained_anew(fitting.new, own["fit"][fitting.text], classes)
+
+    def _at_random(self, rows: Tensor, labels: Tensor, classes: int) -> Judged:
+        """Return the answers of random directions on rows (N, d) of the new model."""
         draw = torch.Generator().manual_seed(self.seed)
         drawn = torch.randn(self.new.width, DRAWS, generator=draw)
-        at_random = list((held.new @ drawn).split(1, dim=1))
+        answers = list((rows @ drawn).split(1, dim=1))
         floor = Direction({"vector": drawn[:, 0]})
         read = 1 if classes == 2 else 0  # the class that a direction stands for
-        yield Judged(
-            "random direction", floor, at_random[0], at_random, (labels == read).long()
-        )
+        true = (labels == read).long()
+        return Judged("random direction", floor, answers[0], answers, true)
 
 
 def own_sites(
@@ -502,17 +514,21 @@ def trained_anew(rows: Tensor, labels: Tensor, classes: int) -> Head:
     x, y = rows[known].double(), labels[known]
     mean, scale = x.mean(0), x.std(0).clamp(min=1e-6)
     x = (x - mean) / scale
-    last = len(y) * 4 // 5
+    weight = _fitted_head(x, y, classes, _best_penalty(x, y, classes))
+    slope = weight[:-1] / scale[:, None]
+    return Head.of(slope.T.float(), (weight[-1] - mean @ slope).float())
 
+
+def _best_penalty(x: Tensor, y: Tensor, classes: int) -> float:
+    """Return the penalty whose head, trained on the first four fifths of the rows, has the least loss on the others."""
+    last = len(y) * 4 // 5
     best, lowest = PENALTIES[0], float("inf")
     for penalty in PENALTIES:
         weight = _fitted_head(x[:last], y[:last], classes, penalty)
         loss = float(_head_loss(weight, x[last:], y[last:]))
         if loss < lowest:
             best, lowest = penalty, loss
-    weight = _fitted_head(x, y, classes, best)
-    slope = weight[:-1] / scale[:, None]
-    return Head.of(slope.T.float(), (weight[-1] - mean @ slope).float())
+    return best
 
 
 def _head_loss(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -79,6 +79,26 @@ class FittedMap(NamedTuple):
         raise RuntimeError(f"there is no map {self.name} of strength {self.strength}")
 
 
+def _able(maps: Sequence[str], moments: Moments) -> list[str]:
+    """Return the maps that the widths allow, each once, if there are rows enough for one of them."""
+    d_new, d_old = moments.xy.shape[1:]
+    able = []
+    for name in dict.fromkeys(maps):
+        if d_new == d_old or name not in EQUAL_WIDTHS:
+            able.append(name)
+    if not able:
+        raise UserError(
+            f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
+        )
+    least = min(rows_needed(name, d_new) for name in able)
+    if moments.n < least:
+        raise UserError(
+            f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
+            f"got {int(moments.n)}. Give more texts."
+        )
+    return able
+
+
 def fit_maps(
     artefact: Artefact,
     fitting: PairedRows,
@@ -102,24 +122,10 @@ def fit_maps(
     """
     check_known(MAPS, maps=maps)
     moments = fitting.moments
-    d_new, d_old = moments.xy.shape[1:]
-    able = [
-        name
-        for name in dict.fromkeys(maps)
-        if d_new == d_old or name not in EQUAL_WIDTHS
-    ]
-    if not able:
-        raise UserError(
-            f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
-        )
-    least = min(rows_needed(name, d_new) for name in able)
-    if moments.n < least:
-        raise UserError(
-            f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
-            f"got {int(moments.n)}. Give more texts."
-        )
+    able = _able(maps, moments)
     truth = artefact.answers(validation.old)
     found = list[FittedMap]()
+    d_new = moments.xy.shape[1]
     for name in able:
         if moments.n < rows_needed(name, d_new):
             continue

@@ -126,6 +126,13 @@ def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
     return torch.special.ndtr(r.sign() * d / (2 * (1 + noise)).sqrt())
 
 
+def _spread(value: float, half: float) -> float:
+    """Return the variance of an AUROC times the square of `half`, the number of texts of each class."""
+    q1 = value / (2 - value)
+    q2 = 2 * value**2 / (1 + value)
+    return value * (1 - value) + (half - 1) * (q1 + q2 - 2 * value**2)
+
+
 def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
     """Return the AUROC that its owner measured, and draws of it from n texts (Hanley and McNeil 1982); None if unknown.
 
@@ -144,9 +151,7 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
     if not score.get("n"):
         return (value + 0 * noise).clamp(0, 1)
     half = max(float(score["n"]) / 2, 1.0)  # number of texts of each class
-    q1 = value / (2 - value)
-    q2 = 2 * value**2 / (1 + value)
-    spread = value * (1 - value) + (half - 1) * (q1 + q2 - 2 * value**2)
+    spread = _spread(value, half)
     return (value + noise * math.sqrt(spread) / half).clamp(0, 1)
 
 
@@ -165,6 +170,13 @@ def measured_score(
     score, _ = scores_of(artefact, answers)
     scores = score(answers[known].double())
     return auroc(scores, _positive(scores, labels[known]), weights[:, known])
+
+
+def _mean_correlation(before: Tensor, after: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean rank correlation of the columns of two scores (N, C), and resamples of it, (1 + R,)."""
+    pairs = zip(before.T, after.T, strict=True)
+    of_columns = [rank_correlation(a, b, weights) for a, b in pairs]
+    return torch.stack(of_columns).nanmean(0)
 
 
 def fate(
@@ -187,15 +199,11 @@ def fate(
     score, decide = scores_of(artefact, old)
     before, after = score(old.double()), score(new.double())
     decided = decide(before)
-    alike = (decided == decided[0]).all(
-        0
-    )  # if all rows get one decision, there is no AUROC
+    # if all rows get one decision, there is no AUROC
+    alike = (decided == decided[0]).all(0)
     halves = decided.where(~alike, before > before.median(0).values)
 
-    pairs = zip(before.T, after.T, strict=True)
-    correlation = torch.stack(
-        [rank_correlation(a, b, weights) for a, b in pairs]
-    ).nanmean(0)
+    correlation = _mean_correlation(before, after, weights)
     agreeing = (decide(after) == decided).all(-1)
     predicted = torch.full_like(correlation, torch.nan)
     if own is not None:

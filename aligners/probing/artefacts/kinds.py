@@ -132,6 +132,14 @@ class Artefact(ABC):
         return self._read(states)
 
     @torch.no_grad()
+    def _check_map(self, back: Aligner) -> None:
+        """Raise unless a bank is one map to the width that the artefact reads."""
+        if back.sites != 1 or back.d_y != self.width:
+            raise UserError(
+                f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
+                f"from {back.d_x} to {back.d_y}. It must lead from the new model's states to the old one's."
+            )
+
     def carried(
         self, back: Aligner, forward: Aligner | None = None, **about: Any
     ) -> Self:
@@ -150,11 +158,7 @@ class Artefact(ABC):
         Raises:
             ValueError: the map leads to another width, it is no single map, or it has no inverse and one is needed.
         """
-        if back.sites != 1 or back.d_y != self.width:
-            raise UserError(
-                f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
-                f"from {back.d_x} to {back.d_y}. It must lead from the new model's states to the old one's."
-            )
+        self._check_map(back)
         of_the_old = {*DECIDING, "score"}
         new = {key: value for key, value in self.about.items() if key not in of_the_old}
         new |= about
