@@ -288,12 +288,7 @@ class ArrayMap:
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
         bank = _one_map(stored.maps[route], kind, name, path)
 
-        if stored.moments is None:
-            mean_y = stored.spread[route]["mean"]
-        elif route == FORWARD:
-            mean_y = stored.moments.mean_y
-        else:
-            mean_y = stored.moments.swap().mean_y
+        mean_y = _mean_y(stored, route)
         options = stored.data.get("options", bank.options())
         columns = stored.data.get("columns", ())
         ready = cast(Self, _estimator(bank, options))
@@ -423,6 +418,17 @@ def _one_map(
     name = name or ""
     check_known(held, name=name)
     return held[name]
+
+
+def _mean_y(stored: "StoredBank", route: str) -> Tensor:
+    """Return the mean of the fitting rows that a route leads to."""
+    from aligners.fitting.saved_bank import FORWARD
+
+    if stored.moments is None:
+        return stored.spread[route]["mean"]
+    if route == FORWARD:
+        return stored.moments.mean_y
+    return stored.moments.swap().mean_y
 
 
 def _sites_of(stored: "StoredBank", route: str) -> list[Hashable] | None:

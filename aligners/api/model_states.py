@@ -361,11 +361,7 @@ def _scores(
     """Score each unit of a batch, a text or a token, in the fields of `Injected`."""
     rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
     states = mapped(rows.to(source.device)).to(target.device)
-    if states.shape != (len(rows), target.width):
-        raise UserError(
-            f"Expected `map` to give rows of shape {(len(rows), target.width)}, those of {target.name}, but got "
-            f"{tuple(states.shape)}."
-        )
+    _check_shape(states, len(rows), target)
     for model, at, reach in reaches:
         read = read_rows(model, task.inputs, [at], task.rows)
         far = reach.beyond(read).to(states.device)
@@ -383,6 +379,15 @@ def _scores(
         "native_accuracy": native.correct,
         "agreement": agreement(injected.answer, own_logits.argmax(-1)),
     }
+
+
+def _check_shape(states: Tensor, rows: int, target: FrozenModel) -> None:
+    """Raise unless a map gave one row of the target's width for each of `rows`."""
+    if states.shape != (rows, target.width):
+        raise UserError(
+            f"Expected `map` to give rows of shape {(rows, target.width)}, those of {target.name}, but got "
+            f"{tuple(states.shape)}."
+        )
 
 
 def _check(
@@ -469,20 +474,11 @@ def tokenised(
         raise UserError(
             f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}."
         )
-    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
-    if labels is not None:
-        columns["label"] = [int(label) for label in labels]
-    split = datasets.Dataset.from_dict(columns)
+    split = _table(texts, labels)
     length = longest
     for model in models:
         length = min(length, model.max_length or length)
-    tokenizers: list[PreTrainedTokenizerBase] = []
-    for model in models:
-        if model.tokenizer is None:
-            raise UserError(
-                f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer)."
-            )
-        tokenizers.append(_one_for_all(model.tokenizer, tokenizers, split, length))
+    tokenizers = _tokenizers(models, split, length)
 
     tables: dict[int, Any] = {}
     with _without_bars():
@@ -494,6 +490,28 @@ def tokenised(
     tokens = TokenisedTexts(of_each, tokenizers)
     tokens.check_vocabulary(models, "given")
     return tokens, split
+
+
+def _table(texts: Sequence[str], labels: Sequence[int] | None) -> datasets.Dataset:
+    """Make a table of texts, with their labels if they are known."""
+    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
+    if labels is not None:
+        columns["label"] = [int(label) for label in labels]
+    return datasets.Dataset.from_dict(columns)
+
+
+def _tokenizers(
+    models: Sequence[FrozenModel], split: datasets.Dataset, length: int
+) -> list[PreTrainedTokenizerBase]:
+    """Return the tokenizer of each model, one and the same for those that make the same tokens of the texts."""
+    tokenizers: list[PreTrainedTokenizerBase] = []
+    for model in models:
+        if model.tokenizer is None:
+            raise UserError(
+                f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer)."
+            )
+        tokenizers.append(_one_for_all(model.tokenizer, tokenizers, split, length))
+    return tokenizers
 
 
 def _one_for_all(

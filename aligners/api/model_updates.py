@@ -13,8 +13,10 @@ from aligners.datamodules.task_targets import task_batch
 from aligners.errors import UserError
 from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
 from aligners.injection.generation import steering
+from aligners.injection.scoring.scores import Sums
 from aligners.injection.scoring.task_scores import check_labels
 from aligners.maps.base import Aligner
+from aligners.models.model import FrozenModel
 from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 
@@ -71,19 +73,12 @@ def compare(
             rows are tokens, the depths where no sites are named; or the numbers of labels and texts differ.
     """
     models = [load(old), load(new)]
-    pairs = parse_sites(sites, models[0].depth, models[1].depth)
-    for pair in pairs:
-        for model, site in zip(models, pair, strict=True):
-            model.check_site(site, "sites")
-    halves: list[Sequence[int] | None] = [None, None]
-    if labels is not None:
-        halves = [labels[::2], labels[1::2]]
-        for model in models:
-            check_labels(model, torch.tensor(labels), "labels")
+    pairs = _checked_pairs(sites, models)
+    of_fit, of_held = _halves(labels, models)
 
     words = policy_of(rows).types == "words"
-    fit, _ = tokenised(models, texts[::2], halves[0], max_length, words=words)
-    held, table = tokenised(models, texts[1::2], halves[1], max_length, words=words)
+    fit, _ = tokenised(models, texts[::2], of_fit, max_length, words=words)
+    held, table = tokenised(models, texts[1::2], of_held, max_length, words=words)
     comparison = Comparison(
         models[0],
         models[1],
@@ -99,6 +94,28 @@ def compare(
         seed=seed,
     )
     return comparison.run()
+
+
+def _checked_pairs(
+    sites: str | Sequence[str | int], models: Sequence[FrozenModel]
+) -> list[tuple[int, int]]:
+    """Return the site pairs that are named, if both models have them."""
+    pairs = parse_sites(sites, models[0].depth, models[1].depth)
+    for pair in pairs:
+        for model, site in zip(models, pair, strict=True):
+            model.check_site(site, "sites")
+    return pairs
+
+
+def _halves(
+    labels: Sequence[int] | None, models: Sequence[FrozenModel]
+) -> tuple[Sequence[int] | None, Sequence[int] | None]:
+    """Return the labels of the fitting and of the held-out texts, if all models have such classes."""
+    if labels is None:
+        return None, None
+    for model in models:
+        check_labels(model, torch.tensor(labels), "labels")
+    return labels[::2], labels[1::2]
 
 
 def carry(
@@ -197,11 +214,17 @@ def steer(
     batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
     steered.measure_units(batches)
     sums = [steered.sums(batch) for batch in batches]
-    table = {}
-    for name in sums[0]:
-        table[name] = torch.cat([part[name] for part in sums], -1).cpu()
+    table = _joined(sums)
     curve = steering.curve(steered, table, seed)
     return Steered(curve, steering.at_equal_cost(steered, table, equal_kl, seed))
+
+
+def _joined(parts: Sequence[Sums]) -> Sums:
+    """Join the sums over batches, on the CPU."""
+    table = {}
+    for name in parts[0]:
+        table[name] = torch.cat([part[name] for part in parts], -1).cpu()
+    return table
 
 
 def _with_roles(directions: Mapping[str, Direction]) -> list[steering.Direction]:

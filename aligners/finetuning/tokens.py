@@ -108,21 +108,11 @@ class Spans(TokenTask):
     def losses(self, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """Return the cross-entropy of the first answer's ends, averaged; an answer that was cut off has no loss."""
         rows, tokens = self._read(batch, split)
-        ends = []
-        for number, answers in enumerate(rows[ANSWERS]):
-            start = answers["answer_start"][0]
-            length = len(answers["text"][0])
-            end = start + max(0, length - 1)
-            first = tokens.char_to_token(number, start, 1)
-            last = tokens.char_to_token(number, end, 1)
-            if first is None or last is None:
-                first = last = NOTHING
-            ends.append([first, last])
+        true = _first_and_last(rows, tokens).to(outputs.device)
         mask = batch.inputs[self.place]["attention_mask"]
         padding = mask[..., None] == 0
         least = torch.finfo(outputs.dtype).min
         logits = outputs.masked_fill(padding, least)
-        true = torch.tensor(ends, device=outputs.device)
         losses = nn.functional.cross_entropy(logits, true, reduction="none")
         return losses.mean(1)
 
@@ -133,13 +123,8 @@ class Spans(TokenTask):
         longest = outputs.shape[1]
         scores = []
         for number, best in enumerate(spans.flatten(1).argmax(1).tolist()):
-            first, last = divmod(best, longest)
-            start = tokens.token_to_chars(number, first)
-            end = tokens.token_to_chars(number, last)
-            given = ""
-            if start is not None and end is not None:
-                passage = rows["text_pair"][number]
-                given = passage[start.start : end.end]
+            characters = _characters(tokens, number, *divmod(best, longest))
+            given = rows["text_pair"][number][characters]
             scores.append(_squad_scores(given, rows[ANSWERS][number]))
         f1, exact = torch.tensor(scores, device=outputs.device).unbind(1)
         return {
@@ -163,6 +148,30 @@ class Spans(TokenTask):
         short = torch.ones(longest, longest, dtype=torch.bool)
         short = short.triu().tril(LONGEST - 1)
         return scores.where(short.to(outputs.device), -torch.inf)
+
+
+def _first_and_last(rows: Rows, tokens: Any) -> Tensor:
+    """Return the first and the last token of each first answer, (B, 2); -100 where one of them was cut off."""
+    ends = []
+    for number, answers in enumerate(rows[ANSWERS]):
+        start = answers["answer_start"][0]
+        length = len(answers["text"][0])
+        end = start + max(0, length - 1)
+        first = tokens.char_to_token(number, start, 1)
+        last = tokens.char_to_token(number, end, 1)
+        if first is None or last is None:
+            first = last = NOTHING
+        ends.append([first, last])
+    return torch.tensor(ends)
+
+
+def _characters(tokens: Any, number: int, first: int, last: int) -> slice:
+    """Return the characters of a passage from one token to another; empty if one of them stands for none."""
+    start = tokens.token_to_chars(number, first)
+    end = tokens.token_to_chars(number, last)
+    if start is None or end is None:
+        return slice(0, 0)
+    return slice(start.start, end.end)
 
 
 def _squad_scores(given: str, answers: Any) -> list[float]:

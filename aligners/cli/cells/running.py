@@ -27,7 +27,7 @@ from aligners.cli.trusted import NOBODY, Trust
 from aligners.errors import UserError
 from aligners.files.atomic import open_own, remove, write_text
 from aligners.similarity.passes.saved import PASSES
-from aligners.studies.cells import KINDS
+from aligners.studies.cells import KINDS, Kind
 from aligners.studies.executors import THREADS, cpu_cores, let_jobs_import
 from aligners.studies.study_folder import (
     ERROR,
@@ -107,8 +107,7 @@ def _run(
     """Run the command of a cell, and read its report."""
     cell, place = folder.described(number), folder.cell(number)
     kind, run = KINDS[cell["kind"]], place / "run"
-    options = [*trust.words(cell["options"]), *_words(cell, place)]
-    words = [kind.command, *options, "--run", str(run)]
+    words = _command(cell, place, trust)
     os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
     began = time.perf_counter()
     try:
@@ -120,9 +119,7 @@ def _run(
         end_run(place)  # also what the run resumed from
     seconds = round(time.perf_counter() - began, 2)
 
-    found: dict[str, Any] = {"meta": {}, "rows": []}
-    if kind.report is not None:
-        found |= json.loads((run / kind.report).read_text(encoding="utf-8"))
+    found = _report(kind, run)
     return {
         "cell": cell["id"],
         "kind": cell["kind"],
@@ -130,6 +127,31 @@ def _run(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in PACKAGES},
         **found,
+    }
+
+
+def _command(cell: dict[str, Any], place: Path, trust: Trust) -> list[str]:
+    """Return the words of the command line that runs a cell in its folder."""
+    options = [*trust.words(cell["options"]), *_words(cell, place)]
+    return [KINDS[cell["kind"]].command, *options, "--run", str(place / "run")]
+
+
+def _report(kind: Kind, run: Path) -> dict[str, Any]:
+    """Read what the command of a cell has reported in its run folder, if it reports anything."""
+    found: dict[str, Any] = {"meta": {}, "rows": []}
+    if kind.report is not None:
+        found |= json.loads((run / kind.report).read_text(encoding="utf-8"))
+    return found
+
+
+def _environment(devices: int) -> dict[str, str]:
+    """Return the environment of one of several processes, which share the threads."""
+    threads = int(os.environ.get(THREADS) or cpu_cores())
+    # Under its own name in a job of SLURM, Lightning would expect SLURM to start the further processes.
+    return {
+        **os.environ,
+        THREADS: str(max(1, threads // devices)),
+        "SLURM_JOB_NAME": "bash",
     }
 
 
@@ -148,13 +170,7 @@ def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) 
         SystemExit: the command was stopped or killed.
     """
     let_jobs_import()
-    threads = int(os.environ.get(THREADS) or cpu_cores())
-    # Under its own name in a job of SLURM, Lightning would expect SLURM to start the further processes.
-    environment = {
-        **os.environ,
-        THREADS: str(max(1, threads // devices)),
-        "SLURM_JOB_NAME": "bash",
-    }
+    environment = _environment(devices)
     command = [
         sys.executable,
         "-m",
