@@ -17,7 +17,7 @@ from aligners.api import compare
 from aligners.errors import UserError
 from aligners.injection.comparing import comparison
 from aligners.injection.comparing.comparison import Compared
-from aligners.injection.comparing.precision import INT8, rounded, stored_precision, with_weights
+from aligners.injection.comparing.precision import INT8, rounded, saved_elsewhere, stored_precision, with_weights
 from aligners.models import FrozenModel
 from aligners.reports.finished_runs import make_report
 
@@ -228,6 +228,19 @@ def test_int8_has_its_steps_along_the_axis_of_the_other_model() -> None:
     for steps in (torch.rand(5) + 0.5, torch.rand(8, 1) + 0.5):
         grid = counts * steps
         torch.testing.assert_close(rounded(grid * (1 + 1e-4), INT8, grid), grid * (1 + 1e-4))
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", INT8])
+def test_weights_saved_in_other_coordinates_are_off_by_half_a_step_at_most(precision: str) -> None:
+    old = GPT()
+    weight = old.model.get_input_embeddings().weight
+    moved = saved_elsewhere(old, precision, seed=0).model.get_input_embeddings().weight
+    half = weight.abs() * {"float16": 2**-11, "bfloat16": 2**-8}.get(precision, 0)
+    if precision == INT8:
+        half = weight.abs().amax(1, keepdim=True) / 127 / 2
+    share = (moved - weight) / half
+    assert 0.95 < share.max() < 1.01
+    assert -1.01 < share.min() < -0.95
 
 
 def test_other_widths_and_depths_are_compared_by_linear_maps_at_named_sites() -> None:
