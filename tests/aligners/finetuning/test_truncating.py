@@ -1,10 +1,12 @@
 """Heads in a bank, and classifiers that are truncated or skip layers."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from tests.runs import quiet_trainer
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_frozen, tokenised
 from tests.world import TEST_TEXTS, World, sentences, write_texts
@@ -121,6 +123,19 @@ def test_trained_heads_do_better_than_the_model_s_own_and_leave_models_alone(wor
     for model in data.frozen:
         del model.fingerprint
     assert [model.fingerprint for model in data.frozen] == before
+
+
+def test_the_losses_of_heads_are_logged_every_few_steps(world: World, tmp_path: Path) -> None:
+    found, loss = {}, "tuned/0/1/train_loss"
+    for often in (1, 4):
+        logger = CSVLogger(tmp_path, name=str(often), version="")
+        trainer = quiet_trainer(max_steps=10, log_every_n_steps=often, logger=logger)
+        trainer.fit(SurgeryEvaluation(FinetuningRecipe(), heads=True), datamodule=labelled(world, models=world.model_x))
+        with (tmp_path / str(often) / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        found[often] = {int(row["step"]): row[loss] for row in rows if row.get(loss)}
+    assert list(found[1]) == list(range(10))
+    assert found[4] == {step: found[1][step] for step in (3, 7)}
 
 
 def test_a_broken_model_fails_its_self_test(world: World) -> None:
