@@ -1,6 +1,6 @@
 """The report of a fine-tuning: every classifier, and a summary by variant."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from operator import itemgetter
 from statistics import fmean, stdev
@@ -163,9 +163,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         majority: score of always answering the most frequent class, or the mean number; None: there is none.
     """
     curves = _curve_widths(rows)
-    others = [row for row in rows if row["kind"] not in curves]
-    if curves and set(values(others, "kind")) <= {"none"}:
-        others = []  # nothing to compare the whole model with
+    others = _without_curve(rows, curves)
     widths = list(curves.values())
     if others:
         widths.append(max(2.2, 0.85 * len(distinct(others, "variant")) + 0.8))
@@ -181,11 +179,23 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         _side_by_side(axes[-1], others)
     axes[0].set_ylabel(f"held-out texts: {score_words(rows)}")
     if majority is not None:
-        look: Look = {"color": "0.5", "linestyle": ":", "linewidth": 1.2, "zorder": 0}
-        lines = [axis.axhline(100 * majority, **look) for axis in axes]
-        place: Look = {"loc": "outside right upper", "frameon": False, "fontsize": 8}
-        figure.legend(lines[:1], [floor_words(rows)], **place)
+        _draw_majority(axes, majority, floor_words(rows))
     return figure
+
+
+def _without_curve(rows: Sequence[Row], curves: Collection[str]) -> list[Row]:
+    """Return the rows of the other kinds; none if the whole model would stand alone."""
+    others = [row for row in rows if row["kind"] not in curves]
+    if curves and set(values(others, "kind")) <= {"none"}:
+        return []
+    return others
+
+
+def _draw_majority(axes: Sequence[Axes], majority: float, words: str) -> None:
+    look: Look = {"color": "0.5", "linestyle": ":", "linewidth": 1.2, "zorder": 0}
+    lines = [axis.axhline(100 * majority, **look) for axis in axes]
+    place: Look = {"loc": "outside right upper", "frameon": False, "fontsize": 8}
+    axes[0].figure.legend(lines[:1], [words], **place)
 
 
 def _curve_widths(rows: Sequence[Row]) -> dict[str, float]:

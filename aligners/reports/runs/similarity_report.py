@@ -315,24 +315,28 @@ def block_map(rows: Sequence[Row]) -> Figure:
     Args:
         rows: those of one measure and all pairs of models, with raw features.
     """
-    models = list(dict.fromkeys(models_in(rows)))
     cells = _both_directions(rows)
-    found = {*values(cells, "from"), *values(cells, "to")}
-    places = sorted(found, key=lambda place: (models.index(place[0]), place[1]))
+    places = _layers_of_models(rows, cells)
     layers = [layer for _, layer in places]
     room = 0.3 * len(places)
     size = min(max(3.5, room), LARGEST)
     figure, (axis,) = drawing.panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
     grid = drawing.layer_grid(cells, ("from", "to", "value"), places, places)
     image = drawing.heat_map(axis, grid, layers, layers)
-    crowded = room > LARGEST
-    if crowded:  # there is no room for the numbers of layers
-        axis.set(xticks=[], yticks=[])
-    _name_blocks(axis, [model for model, _ in places], crowded)
+    _name_blocks(axis, [model for model, _ in places], crowded=room > LARGEST)
     figure.suptitle(rows[0]["measure"], fontsize=10)
     words = "similarity of the row's layer to the column's"
     figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label=words)
     return figure
+
+
+def _layers_of_models(
+    rows: Sequence[Row], cells: Sequence[Row]
+) -> list[tuple[str, int]]:
+    """Return all (model, layer) of the cells, model by model in the order of the rows."""
+    models = list(dict.fromkeys(models_in(rows)))
+    found = {*values(cells, "from"), *values(cells, "to")}
+    return sorted(found, key=lambda place: (models.index(place[0]), place[1]))
 
 
 def _both_directions(rows: Sequence[Row]) -> list[Row]:
@@ -348,14 +352,16 @@ def _both_directions(rows: Sequence[Row]) -> list[Row]:
     return cells
 
 
-def _name_blocks(axis: Axes, models: Sequence[str], crowded: bool) -> None:
+def _name_blocks(axis: Axes, models: Sequence[str], *, crowded: bool) -> None:
     """Separate the models by white lines, and name them above and on the right, across their blocks if crowded.
 
     Args:
         axis: the panel.
         models: models of each layer.
-        crowded: whether there is room for short names alone.
+        crowded: whether there is room for short names alone, and none for the numbers of layers.
     """
+    if crowded:
+        axis.set(xticks=[], yticks=[])
     blocks = Counter(models)
     sizes = np.array(list(blocks.values()))
     ends = np.cumsum(sizes)
@@ -386,13 +392,18 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
         drawing.name_sites(axis, measure, site_names(pairs), NARROW)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
         _draw_lines(axis, where(rows, label=measure), pairs)
-    handles, labels = drawing.shown_lines(axes)
-    if is_known(rows, "low") and LINES["value"]["label"] in labels:
-        labels[labels.index(LINES["value"]["label"])] += ", 95 % interval"
-    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    _name_lines(figure, axes, with_interval=is_known(rows, "low"))
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}"
     drawing.label(figure, "layer", "similarity", title)
     return figure
+
+
+def _name_lines(figure: Figure, axes: Sequence[Axes], *, with_interval: bool) -> None:
+    handles, labels = drawing.shown_lines(axes)
+    value = LINES["value"]["label"]
+    if with_interval and value in labels:
+        labels[labels.index(value)] += ", 95 % interval"
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
 
 
 def _draw_lines(

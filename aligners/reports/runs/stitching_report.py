@@ -7,6 +7,7 @@ from itertools import chain, product
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.training_status import mark, what_did_not_train
@@ -57,16 +58,6 @@ def report(
     """
     shown = with_short_names(rows)
     routes = Routes(rows, groups)
-    figures: dict[str, Callable[[], Figure]] = {
-        "penalty": partial(_by_site, routes, "penalty", PENALTY),
-        "accuracy": partial(_accuracy_figure, routes),
-    }
-    if routes.is_grid:
-        figures["map"] = partial(_penalty_map, routes)
-    methods = grouped(curves, "method")
-    for method, line in methods.items():
-        name = "curves" if len(methods) == 1 else f"curves_{method}"
-        figures[name] = partial(_curve_figure, line, groups)
     pairs: list[Row] = []
     if routes.averaged:
         pairs = over_pairs(rows, groups)
@@ -80,7 +71,7 @@ def report(
         meta,
         rows,
         {"pairs": pairs, "curves": curves},
-        figures=figures,
+        figures=_figures(routes, curves, groups),
         screen=[_table(routes, method) for method in routes.methods],
         note=f"±: half of the {routes.intervals}",
         lead=lead(meta, shown),
@@ -201,6 +192,22 @@ def _matching(rows: Sequence[Row]) -> tuple[list[tuple[int, int]], bool]:
 # ---------------------------------------------------------------------- figures
 
 
+def _figures(
+    routes: Routes, curves: Sequence[Row], groups: Groups
+) -> dict[str, Callable[[], Figure]]:
+    figures: dict[str, Callable[[], Figure]] = {
+        "penalty": partial(_by_site, routes, "penalty", PENALTY),
+        "accuracy": partial(_accuracy_figure, routes),
+    }
+    if routes.is_grid:
+        figures["map"] = partial(_penalty_map, routes)
+    methods = grouped(curves, "method")
+    for method, line in methods.items():
+        name = "curves" if len(methods) == 1 else f"curves_{method}"
+        figures[name] = partial(_curve_figure, line, groups)
+    return figures
+
+
 def _accuracy_figure(routes: Routes) -> Figure:
     """Draw the task's score against site, below the target's own; for means over routes, how much of it is lost."""
     words = score_words(routes.rows)
@@ -253,7 +260,6 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
     routes = Routes(
         curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step")
     )
-    looks = routes.looks
     parts = list(product(routes.pairs, routes.shares()))
     figure, axes = drawing.panels(
         len(parts), drawing.ABREAST, drawing.PANEL, (2.0, 0.6), sharey=True
@@ -261,13 +267,8 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
     for (pair, (aside, share)), axis in zip(parts, axes, strict=True):
         for line in share:
             points = where(line.rows, site_x=pair[0], site_y=pair[1])
-            points.sort(key=itemgetter("step"))
             if points:
-                every = math.ceil(len(points) / MOST_MARKERS)
-                steps = values(points, "step")
-                heights = numbers(points, "penalty")
-                look = {**looks[line.name], "markevery": every}
-                axis.plot(steps, heights, label=line.name, **look)
+                _draw_curve(axis, points, line.name, routes.looks[line.name])
         axis.set_title(f"site {site_name(pair)}{aside}", fontsize=10)
     drawing.penalty_scale(axes)
     drawing.dress(figure, axes, "step", PENALTY)
@@ -282,6 +283,17 @@ def _ends(costs: Sequence[float]) -> tuple[float, float]:
     return min(0.0, *costs), max(drawing.LINEAR_UP_TO, *costs)
 
 
+def _draw_curve(
+    axis: Axes, points: Sequence[Row], name: str, look: drawing.Look
+) -> None:
+    """Draw the penalty against the step, with a few markers."""
+    ordered = sorted(points, key=itemgetter("step"))
+    every = math.ceil(len(ordered) / MOST_MARKERS)
+    steps = values(ordered, "step")
+    heights = numbers(ordered, "penalty")
+    axis.plot(steps, heights, label=name, markevery=every, **look)
+
+
 def _penalty_map(routes: Routes) -> Figure:
     """Draw penalty over all site pairs: a row of panels with one scale for each method, a column for each line."""
     sited = known(routes.rows, "site_x")
@@ -289,18 +301,13 @@ def _penalty_map(routes: Routes) -> Figure:
     across = sorted(distinct(sited, "site_y"))
     size = max(1.9, 0.42 * len(across)) + 0.45, max(1.9, 0.42 * len(up)) + 0.7
     count = len(routes.lines)
-    methods = routes.methods
-    figure, axes = drawing.panels(
-        len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8
-    )
-    bar: drawing.Look = {"shrink": 0.8, "pad": 0.01, "label": "penalty, nats"}
-    columns = ("site_x", "site_y", "penalty")
+    every = len(routes.methods) * count
+    figure, axes = drawing.panels(every, count, size, (1.3, 0.4), boxed=True, font=8)
     titles = [line.name for line in routes.lines]
-    for place, method in enumerate(methods):
+    for place, method in enumerate(routes.methods):
         row = axes[place * count : (place + 1) * count]
         cells = [where(line.rows, method=method) for line in routes.lines]
-        ends = _ends(values(known(chain(*cells), "penalty"), "penalty"))
-        drawing.heat_maps(row, titles, cells, columns, up, across, *ends, **bar)
+        _draw_penalties(row, titles, cells, (up, across))
         row[0].set_ylabel(method, fontsize=9)
         titles = [""] * count  # they stand above the first row
     drawing.label(figure, "site of the target", "site of the source")
@@ -310,11 +317,49 @@ def _penalty_map(routes: Routes) -> Figure:
 # ---------------------------------------------------------------------- tables
 
 
+def _draw_penalties(
+    axes: Sequence[Axes],
+    titles: Sequence[str],
+    cells: Sequence[Sequence[Row]],
+    sites: tuple[Sequence[Any], Sequence[Any]],
+) -> None:
+    """Draw the maps of one method with one scale; `sites` go up and across."""
+    ends = _ends(values(known(chain(*cells), "penalty"), "penalty"))
+    bar: drawing.Look = {"shrink": 0.8, "pad": 0.01, "label": "penalty, nats"}
+    columns = ("site_x", "site_y", "penalty")
+    drawing.heat_maps(axes, titles, cells, columns, *sites, *ends, **bar)
+
+
 def _table(routes: Routes, method: str) -> SiteTable:
     """Make the table of a method: lines down, sites across, the penalty ± half its interval and the task's score.
 
     Of a grid, only the matching sites are shown. Means over routes show how much of the score is lost.
     """
+    heading, column = score_heading(routes.rows), "score"
+    native = [f"native\n{heading}"]
+    if routes.averaged:
+        heading, column = "lost × 100", "score_penalty"
+        native = []
+    sites = site_names(routes.pairs)
+    groups = {"penalty, nats": sites, heading: sites}
+    title = _table_title(routes, method)
+    table = SiteTable(title, ["from → into"], native, groups)
+    for line in routes.lines:
+        cells = by_sites(where(line.rows, method=method))
+        if not cells:
+            continue
+        here = list(map(cells.get, routes.pairs))
+        texts = []
+        if not routes.averaged:
+            for row in where(line.rows, method="native"):
+                texts.append(_score(row, column))
+        texts += map(_penalty, here)
+        texts += [_score(row, column) for row in here]
+        table.add_row(line.name, *texts, style="dim" if line.same else None)
+    return table
+
+
+def _table_title(routes: Routes, method: str) -> str:
     about = where(routes.rows, method=method)[0]
     title = method
     if about["fit"] not in (None, "none"):
@@ -323,28 +368,7 @@ def _table(routes: Routes, method: str) -> SiteTable:
         title += f", {about['parameters']:,} parameters a site"
     if routes.is_grid:
         title += ", matching sites"
-
-    heading, column = score_heading(routes.rows), "score"
-    native = [f"native\n{heading}"]
-    if routes.averaged:
-        heading, column = "lost × 100", "score_penalty"
-        native = []
-    sites = site_names(routes.pairs)
-    groups = {"penalty, nats": sites, heading: sites}
-    table = SiteTable(title, ["from → into"], native, groups)
-    for line in routes.lines:
-        cells = by_sites(where(line.rows, method=method))
-        if not cells:
-            continue
-        texts = []
-        if not routes.averaged:
-            for row in where(line.rows, method="native"):
-                texts.append(_score(row, column))
-        here = list(map(cells.get, routes.pairs))
-        texts += map(_penalty, here)
-        texts += [_score(row, column) for row in here]
-        table.add_row(line.name, *texts, style="dim" if line.same else None)
-    return table
+    return title
 
 
 def _penalty(row: Row | None) -> str:

@@ -76,6 +76,16 @@ def lead(rows: Sequence[Row], majority: float) -> str:
             "Models were truncated after a site, and spans of blocks were skipped. "
             "The whole model has no score that is a number."
         )
+    said = _whole_in_words(rows, whole, majority)
+    for kind, head in HEADS.items():
+        cut = where(known(rows, "site"), kind=kind, model=whole["model"])
+        cut = [row for row in known(cut, "score") if row["site"] < whole["site"]]
+        if cut:
+            said += f" Truncated, and read by {head}, {_kept(cut, whole['score'] - A_POINT)}."
+    return said + _dearest_block(rows, whole)
+
+
+def _whole_in_words(rows: Sequence[Row], whole: Row, majority: float) -> str:
     name = whole["model"]
     form = score_form(rows)
     own = score_in_words(whole)
@@ -85,23 +95,20 @@ def lead(rows: Sequence[Row], majority: float) -> str:
         said += f"classifies {own} of {whole['n_texts']:,} held-out texts correctly"
     else:
         said += f"has a {plain_score(rows)} of {own}"
-    said += f"; always giving the same answer gives {fixed(majority, form)}."
-    for kind, head in HEADS.items():
-        cut = known(where(known(rows, "site"), kind=kind, model=name), "score")
-        cut = [row for row in cut if row["site"] < whole["site"]]
-        if cut:
-            said += f" Truncated, and read by {head}, {_kept(cut, whole['score'] - A_POINT)}."
-    skipped = known(where(rows, kind="skip", model=name), "score")
+    return f"{said}; always giving the same answer gives {fixed(majority, form)}."
+
+
+def _dearest_block(rows: Sequence[Row], whole: Row) -> str:
+    """Say which block costs the most when it alone is skipped; nothing where none was."""
+    skipped = known(where(rows, kind="skip", model=whole["model"]), "score")
     single = [row for row in skipped if row["first"] == row["last"]]
     if not single:
-        return said
+        return ""
     worst = min(single, key=itemgetter("score"))
     if worst["score"] >= whole["score"]:
-        return (
-            f"{said} No block is needed: without any one of them the score is no lower."
-        )
+        return " No block is needed: without any one of them the score is no lower."
     without = score_in_words(worst)
-    return f"{said} Skipping one block costs the most at block {worst['first']}: {without} without it."
+    return f" Skipping one block costs the most at block {worst['first']}: {without} without it."
 
 
 def _kept(cut: Sequence[Row], near: float) -> str:
@@ -153,16 +160,7 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     """
     figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
     for kind, style in LOOKS["heads"].items():
-        models = grouped(where(rows, kind=kind), "model")
-        averaged = MEAN in models  # models of different depths have no mean
-        for model, model_rows in models.items():
-            line = known(model_rows, "score")
-            if model == MEAN or len(models) == 1:
-                _thick(axis, line, style)
-            elif line:
-                _thin(axis, line, style, "" if averaged else model)
-        if not averaged and len(models) > 1:
-            axis.plot([], [], linewidth=0.8, markersize=4, **style)
+        _draw_head(axis, where(rows, kind=kind), style)
     axis.axhline(
         100 * majority, linewidth=1.3, label=floor_words(rows), zorder=0, **FLOOR
     )
@@ -174,6 +172,20 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     lines = axis.get_legend_handles_labels()
     figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=8)
     return figure
+
+
+def _draw_head(axis: Axes, rows: Sequence[Row], style: Look) -> None:
+    """Draw all models as one head reads them."""
+    models = grouped(rows, "model")
+    averaged = MEAN in models  # models of different depths have no mean
+    for model, model_rows in models.items():
+        line = known(model_rows, "score")
+        if model == MEAN or len(models) == 1:
+            _thick(axis, line, style)
+        elif line:
+            _thin(axis, line, style, "" if averaged else model)
+    if not averaged and len(models) > 1:
+        axis.plot([], [], linewidth=0.8, markersize=4, **style)
 
 
 def _thin(axis: Axes, line: Sequence[Row], style: Look, name: str) -> None:
@@ -201,22 +213,13 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     Each model has a panel; the mean of several has the first.
     """
     spans = where(rows, kind="skip")
-    natives = where(rows, kind="native")
     models = sorted(grouped(spans, "model").items(), key=lambda item: item[0] != MEAN)
-    whole = by_column(natives, "model")
-    scores = values(known(spans, "score"), "score")
-    own = values(known(natives, "score"), "score")
-    ends = min([*scores, majority]), max(scores + own)
-
-    size = max(2.4, 0.42 * max(values(spans, "last")))
-    shape = (size + 0.5, size + 0.7)
-    figure, axes = panels(len(models), ABREAST, shape, (1.2, 0.4), boxed=True, font=8)
+    whole = by_column(where(rows, kind="native"), "model")
+    ends = _ends_of_scale(rows, majority)
+    figure, axes = _span_panels(len(models), max(values(spans, "last")))
     for axis, (model, line) in zip(axes, models, strict=True):
         image = _span_map(axis, line, ends)
-        title = model
-        if whole[model]["score"] is not None:
-            title += f"\nwhole: {whole[model]['score']:.3f}"
-        axis.set_title(title, fontsize=8)
+        axis.set_title(_with_own_score(whole[model]), fontsize=8)
 
     words = f"held-out texts: {rows[0]['score_name']}"
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=words)
@@ -224,6 +227,28 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     across = f"last block skipped (dotted on the scale: {floor_words(rows)})"
     label(figure, across, "first block skipped")
     return figure
+
+
+def _ends_of_scale(rows: Sequence[Row], majority: float) -> tuple[float, float]:
+    """Return the least score of a span, or the majority's, and the largest of all."""
+    scores = values(known(where(rows, kind="skip"), "score"), "score")
+    own = values(known(where(rows, kind="native"), "score"), "score")
+    return min([*scores, majority]), max(scores + own)
+
+
+def _span_panels(count: int, blocks: int) -> tuple[Figure, list[Axes]]:
+    """Make square panels with room for so many blocks."""
+    size = max(2.4, 0.42 * blocks)
+    shape = (size + 0.5, size + 0.7)
+    return panels(count, ABREAST, shape, (1.2, 0.4), boxed=True, font=8)
+
+
+def _with_own_score(whole: Row) -> str:
+    """Name a model above its panel, with the score that it has with all blocks."""
+    title: str = whole["model"]
+    if whole["score"] is not None:
+        title += f"\nwhole: {whole['score']:.3f}"
+    return title
 
 
 def _span_map(axis: Axes, line: Sequence[Row], ends: tuple[float, float]) -> Any:

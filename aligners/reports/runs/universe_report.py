@@ -80,10 +80,7 @@ def report(
         types: for each site the types of tokens or words whose states the others say worst.
     """
     shown = with_short_names(rows)
-    figures: dict[str, Callable[[], Figure]] = {}
-    for site, here in _by_site(shown).items():
-        name = f"universe_site_{str(site).replace(':', '-')}"
-        figures[name] = partial(_heat_maps, here, f"site {site}")
+    figures = _maps_by_site(shown)
     figures["directions"] = partial(_directions, directions)
     if curve:
         figures["shared"] = partial(_shared, shared, curve)
@@ -243,6 +240,14 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 # ---------------------------------------------------------------------- figures
 
 
+def _maps_by_site(rows: Sequence[Row]) -> dict[str, Callable[[], Figure]]:
+    figures: dict[str, Callable[[], Figure]] = {}
+    for site, here in _by_site(rows).items():
+        name = f"universe_site_{str(site).replace(':', '-')}"
+        figures[name] = partial(_heat_maps, here, f"site {site}")
+    return figures
+
+
 def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
     """Draw FVU from every model into every other, a panel for each kind of maps."""
     names = distinct(rows, "model_y")
@@ -252,21 +257,28 @@ def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
         len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True
     )
     top = min(1.0, largest(rows, "fvu") or 1.0)
-    titles = []
-    for name, line in methods.items():
-        title = mark(name, worst_of(line))
-        average = mean(line, "fvu", known=True)
-        if not math.isnan(average):
-            title += f", mean {short(average)}"
-        titles.append(title)
+    titles = [_with_mean(name, line) for name, line in methods.items()]
     columns = ("model_x", "model_y", "fvu")
     bar: Look = {"label": "FVU", "shrink": 0.8, "extend": "max"}
     heat_maps(axes, titles, methods.values(), columns, names, names, 0, top, **bar)
     for axis in axes:
-        axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-        axis.set_yticks(range(len(names)), names, fontsize=7)
+        _name_models(axis, names)
     label(figure, "into", "from", site)
     return figure
+
+
+def _name_models(axis: Axes, names: Sequence[str]) -> None:
+    places = range(len(names))
+    axis.set_xticks(places, names, rotation=45, ha="right", fontsize=7)
+    axis.set_yticks(places, names, fontsize=7)
+
+
+def _with_mean(name: str, line: Sequence[Row]) -> str:
+    title = mark(name, worst_of(line))
+    average = mean(line, "fvu", known=True)
+    if math.isnan(average):
+        return title
+    return f"{title}, mean {short(average)}"
 
 
 def _directions(rows: Sequence[Row]) -> Figure:
@@ -277,9 +289,7 @@ def _directions(rows: Sequence[Row]) -> Figure:
     figure, axes = panels(2 * len(sites), 2, size, (1.0, 0.6), width_ratios=(1, 1.7))
     lefts, rights = axes[::2], axes[1::2]
     for (site, here), left, right in zip(sites.items(), lefts, rights, strict=True):
-        across = values(here, "direction")
-        left.plot(across, values(here, "variance"), color=COLOURS[0], marker=".")
-        log_scale([left])
+        _variances(left, here)
         left.set_title(f"site {site}: variance of the models' mean", fontsize=9)
         image = _shares(right, here, names)
         title = f"site {site}: what each model shares with the others"
@@ -290,6 +300,13 @@ def _directions(rows: Sequence[Row]) -> Figure:
         "direction of the shared space, the largest variance first", fontsize=9
     )
     return figure
+
+
+def _variances(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw the variance along each direction on a logarithmic scale."""
+    across = values(rows, "direction")
+    axis.plot(across, values(rows, "variance"), color=COLOURS[0], marker=".")
+    log_scale([axis])
 
 
 def _shares(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> Any:

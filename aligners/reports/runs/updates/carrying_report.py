@@ -325,22 +325,27 @@ def figure(rows: Sequence[Row], scores: Sequence[Row]) -> Figure:
     scored = bool(scores) or any(forecast(row) is not None for row in rows)
     size = (4.4, 0.9 + 0.6 * len(rows))
     drawn, axes = panels(1 + scored, 2, size, (2.0, 0.4), sharey=True)
-    names = []
-    for place, row in enumerate(rows):
-        names.append(f"{row['artefact']}\n{row['verdict']}")
-        for side, name in SIDES.items():
-            _point(axes[0], row, f"{side}fidelity", place, name, SCORES[name])
-        if scored:
+    _agreements(axes[0], rows)
+    if scored:
+        for place, row in enumerate(rows):
             own = where(scores, artefact=row["artefact"])
             _beside_labels(axes[1], row, own, place)
     titles = ("agreement with the old decisions", "score against labels, and forecast")
     for axis, title in zip(axes, titles, strict=False):
         axis.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
         axis.set_title(title, fontsize=9)
-    axes[0].set_yticks(range(len(rows)), names)
-    axes[0].set_ylim(len(rows) - 0.5, -0.5)
     dress(drawn, axes, "AUROC", "", route_name(rows[0]))
     return drawn
+
+
+def _agreements(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw agreements with old answers, each artefact beside its name and verdict, the first on top."""
+    for place, row in enumerate(rows):
+        for side, name in SIDES.items():
+            _point(axis, row, f"{side}fidelity", place, name, SCORES[name])
+    names = [f"{row['artefact']}\n{row['verdict']}" for row in rows]
+    axis.set_yticks(range(len(rows)), names)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
 
 
 def _beside_labels(axis: Axes, row: Row, scores: Sequence[Row], place: int) -> None:

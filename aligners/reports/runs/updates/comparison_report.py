@@ -1,8 +1,9 @@
 """The report of a comparison: what changed from one model to another, where, and on which texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.training_status import beside_far_rows
@@ -344,23 +345,30 @@ def _figure(rows: Sequence[Row]) -> Figure:
     methods = grouped(rows, "method")
     sites = site_names(site_pairs(rows))
     figure, axes = panels(len(columns), 2, (4.6, 3.3), (1.8, 0.6))
-    looks = method_looks([LOOKS.get(name, name) for name in methods])
-    across = range(len(sites))
     for axis, column in zip(axes, columns, strict=True):
         lowest = None
         if column == "fvu":
             lowest = LOWEST
-            band = values(next(iter(methods.values())), "tolerance")
-            axis.fill_between(
-                across, LOWEST, band, color="0.88", label="rounding explains"
-            )
-        for name in reversed(methods):  # as they are on top
-            look = looks[LOOKS.get(name, name)]
-            heights = numbers(methods[name], column)
-            axis.plot(across, heights, label=NAMES.get(name, name), **look)
+            _draw_rounding(axis, next(iter(methods.values())))
+        _draw_maps(axis, methods, column)
         axis.set(yscale="log", ylim=(lowest, None))
         title, up = PANELS[column]
         name_sites(axis, title, sites)
         axis.set_ylabel(up, fontsize=9)
     dress(figure, axes, "site (layer)", "")
     return figure
+
+
+def _draw_rounding(axis: Axes, line: Sequence[Row]) -> None:
+    """Draw the band of FVU that rounding explains."""
+    band = values(line, "tolerance")
+    across = range(len(line))
+    axis.fill_between(across, LOWEST, band, color="0.88", label="rounding explains")
+
+
+def _draw_maps(axis: Axes, methods: Mapping[str, list[Row]], column: str) -> None:
+    looks = method_looks([LOOKS.get(name, name) for name in methods])
+    for name in reversed(list(methods)):  # as they are on top
+        look = looks[LOOKS.get(name, name)]
+        heights = numbers(methods[name], column)
+        axis.plot(range(len(heights)), heights, label=NAMES.get(name, name), **look)
