@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -247,7 +248,7 @@ class Permutation(Affine):
         self.signed = signed
 
     def fit(self, moments: Moments) -> None:
-        """Match neurons by their correlations, in float64; the assignment itself runs on the CPU.
+        """Match neurons by their correlations, in float64; the assignments of all sites go to the CPU and back at once.
 
         Raises:
             ValueError: a neuron is constant over the fitting rows, or not finite.
@@ -263,11 +264,14 @@ class Permutation(Affine):
             signs = signs.copysign(correlations)
         matched_by = signs * correlations
 
+        partners = []
+        for values in matched_by.cpu().numpy():
+            pairs = linear_sum_assignment(values, maximize=True)
+            partners.append(torch.from_numpy(np.stack(pairs)))
+        of_x, of_y = torch.stack(partners, 1).to(x.device)
+        sites = torch.arange(len(partners), device=x.device)[:, None]
         weight = torch.zeros_like(correlations)
-        for site, values in enumerate(matched_by.cpu().numpy()):
-            of_x, of_y = linear_sum_assignment(values, maximize=True)
-            pairs = (site, of_x, of_y)
-            weight[pairs] = signs[pairs]
+        weight[sites, of_x, of_y] = signs[sites, of_x, of_y]
 
         number = min(self.d_x, self.d_y)
         matched = weight * correlations

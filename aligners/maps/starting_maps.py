@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.base import deviation
-from aligners.maps.matrices import batch_inverse, identity_like, picked
+from aligners.maps.matrices import batch_inverse, identity_like
 from aligners.maps.solvers import (
     RIDGES,
     determined_svd,
@@ -61,7 +61,7 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
 
     `best` takes, site by site, the candidate with the least error on rows that it was not solved on: its FVU, plus that
     of its inverse under `both_ways`. For this, each candidate is solved on one half of the rows and judged on the
-    other. The map that is returned is solved on all of them. `thinned` says how moments, which hold no rows, are split.
+    other. The one that is taken is solved anew on all of them. `thinned` says how moments, which hold no rows, are split.
 
     Args:
         moments: moments of the fitting rows; the widths are equal.
@@ -74,12 +74,9 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
     if start == "best":
         names = START_NAMES
 
-    candidates = []
     candidate_errors = []
     for name in names:
-        solve = _SOLVERS[name]
-        candidates.append(solve(moments))
-        trial = solve(solved)
+        trial = _SOLVERS[name](solved)
         error = start_error(trial, judged, both_ways)
         candidate_errors.append(error)
 
@@ -87,10 +84,31 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
     error, chosen = errors.min(0)
     if both_ways:
         error = error / 2
-    weight = picked(torch.stack(candidates), chosen)
+    weight = _solved(moments, names, chosen)
     inverse = batch_inverse(weight)
     taken = _places(names).to(chosen)[chosen]
     return StartingMap(weight, inverse, taken, error)
+
+
+def _solved(moments: Moments, names: Sequence[Start], chosen: Tensor) -> Tensor:
+    """The map of the start that each site chose, by its place in `names`; no start is solved where it is not taken."""
+    weight = torch.empty_like(moments.xx)
+    places = chosen.tolist()
+    for place, name in enumerate(names):
+        sites = [site for site, taken in enumerate(places) if taken == place]
+        if sites:
+            weight[sites] = _SOLVERS[name](_at(moments, sites))
+    return weight
+
+
+def _at(moments: Moments, sites: Sequence[int]) -> Moments:
+    """The moments of some of the sites."""
+    if len(sites) == len(moments.xx):
+        return moments
+    some = torch.tensor(sites, device=moments.xx.device)
+    n, *others = moments
+    parts = [part[some] for part in others]
+    return Moments(n, *parts)
 
 
 def _places(names: Sequence[Start]) -> Tensor:
@@ -118,12 +136,22 @@ def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, 
     Returns:
         A (S, d, d), symmetric, which gives states of mean variance 1, and A⁻¹ (S, d, d).
     """
+    same = identity_like(start)
+    into = same.repeat(len(start), 1, 1)
+    out_of = into.clone()
+    stretched = (~rigid).nonzero()[:, 0].tolist()
+    if stretched:
+        some = _at(moments, stretched)
+        into[stretched], out_of[stretched] = _calm(some, start[stretched])
+    return into, out_of
+
+
+def _calm(moments: Moments, start: Tensor) -> tuple[Tensor, Tensor]:
+    """`calm_space` where M stretches."""
     moments = scaled_moments(moments)
     covariance = moments.xx / moments.n
-    same = identity_like(start)
-
     root, inverse_root = _roots(covariance)
-    both = same + start @ start.mT
+    both = identity_like(start) + start @ start.mT
     middle, _ = _roots(root @ both @ root)
     into, out_of = _roots(inverse_root @ middle @ inverse_root)
 
@@ -131,10 +159,7 @@ def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, 
     total_variance = products.sum((1, 2), keepdim=True)
     variance = total_variance / start.shape[-1]
     scale = variance.sqrt()
-    rigid = rigid[:, None, None]
-    into = torch.where(rigid, same, into / scale)
-    out_of = torch.where(rigid, same, out_of * scale)
-    return into, out_of
+    return into / scale, out_of * scale
 
 
 def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:

@@ -1,12 +1,15 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
+from aligners.maps import starting_maps
 from aligners.maps.couplings import ShuffledHadamard, TriangularPair
 from aligners.maps.inn import INN, Mixing
 from aligners.maps.solvers import RIDGES, least_squares, ridge_path, ridge_regression
 from aligners.maps.starting_maps import START_NAMES, Start, calm_space, invertible_start, thinned
-from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 
 SITES, WIDTH = 2, 5
 
@@ -149,6 +152,26 @@ def test_each_site_has_its_own_best_start() -> None:
     one = invertible_start(moments_of(x[1:], y[1:]), "best", both_ways=True).weight
     both = invertible_start(moments_of(x, y), "best", both_ways=True).weight
     torch.testing.assert_close(both[1:], one)
+
+
+def test_only_the_start_that_a_site_takes_is_solved_on_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = pair(400, 5, 0.3)
+    x, y = torch.cat((x, x)), torch.cat((y, x + 0.01 * y))
+    sites: list[tuple[str, int]] = []
+
+    def counted(name: Start, solve: Callable[[Moments], Tensor]) -> Callable[[Moments], Tensor]:
+        def solved(moments: Moments) -> Tensor:
+            sites.append((name, len(moments.xx)))
+            return solve(moments)
+
+        return solved
+
+    for name, solve in starting_maps._SOLVERS.items():
+        monkeypatch.setitem(starting_maps._SOLVERS, name, counted(name, solve))
+    taken = invertible_start(moments_of(x, y), "best", both_ways=True).taken
+    names = [START_NAMES[place] for place in taken.tolist()]
+    assert sites[: len(START_NAMES)] == [(name, len(x)) for name in START_NAMES]
+    assert sorted(sites[len(START_NAMES) :]) == sorted((name, names.count(name)) for name in set(names))
 
 
 def test_ridges_adapt_to_the_number_of_rows() -> None:
