@@ -61,7 +61,7 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
 
     `best` takes, site by site, the candidate with the least error on rows that it was not solved on: its FVU, plus that
     of its inverse under `both_ways`. For this, each candidate is solved on one half of the rows and judged on the
-    other. The one that is taken is solved anew on all of them. `thinned` says how moments, which hold no rows, are split.
+    other. The one that is taken is solved on all of them. `thinned` says how moments, which hold no rows, are split.
 
     Args:
         moments: moments of the fitting rows; the widths are equal.
