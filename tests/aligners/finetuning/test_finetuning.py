@@ -1,6 +1,7 @@
 """Fine-tuning: what is frozen or left out, training and measuring, and the folders of finished classifiers."""
 
 import copy
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from datasets import Dataset
+from lightning.pytorch.loggers import CSVLogger
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.world import World
@@ -63,6 +65,19 @@ def test_the_same_seed_gives_the_same_weights_another_gives_others(data: ModelTe
         weights.append(trained(data, model, seed).model.classifier.weight.detach())
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_its_loss_is_logged_every_few_steps(data: ModelTexts, tmp_path: Path) -> None:
+    found = {}
+    for often in (1, 4):
+        logger = CSVLogger(tmp_path, name=str(often), version="")
+        module = trained(data, tiny_model("bert"), max_steps=10, log_every_n_steps=often, logger=logger)
+        loss = f"{module.name}/train_loss"
+        with (tmp_path / str(often) / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        found[often] = {int(row["step"]): row[loss] for row in rows if row.get(loss)}
+    assert list(found[1]) == list(range(10))
+    assert found[4] == {step: found[1][step] for step in (3, 7)}
 
 
 def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: ModelTexts) -> None:
