@@ -104,6 +104,7 @@ class INN(TrainedMap, aligner=banks.INN):
     mixing: Mixing = "rotation"
     start: Start | None = None
     both_ways: bool = True
+    recompute: bool = False
 
 
 class MLP(TrainedMap, aligner=banks.MLP):

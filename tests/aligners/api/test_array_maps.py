@@ -92,7 +92,7 @@ WRONG = {
     "complex": (ROWS * 1j, ROWS, "real numbers"),
     "strings": (ROWS.astype(str), ROWS, "an array of <U"),
     "not finite": (ROWS, NAN, "1 of its 10 rows"),
-    "not paired": (ROWS, ROWS[:9], "paired with row by row"),
+    "not paired": (ROWS, ROWS[:9], "paired one by one"),
     "no rows": (ROWS[:0], ROWS[:0], "of shape"),
     "too few": (ROWS[:3], ROWS[:3], "at least 4 fitting rows"),
 }

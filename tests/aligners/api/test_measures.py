@@ -49,7 +49,7 @@ def test_options_reach_the_formula(name: str, option: dict[str, Any]) -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(ValueError, match="paired with row by row"):
+    with pytest.raises(ValueError, match="paired one by one"):
         cka(np.ones((4, 2)), np.ones((5, 2)))
     rows = np.random.default_rng(0).standard_normal((8, 3))
     for value, kind in ((np.nan, "NaN"), (np.inf, "infinite values")):

@@ -156,7 +156,7 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
     for source, task in ((named, "ner"), (treebank.source, "depth")):
         options = {"tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}
         options |= {"data.text.held_out": other, "run": str(tmp_path / "run")}
-        says = f"held-out sentences to have what '{task}' of `tasks` asks for, but none of 60 has; they have: roles"
+        says = f"held-out sentences with annotations for '{task}' of `tasks`, but none of 60 has"
         with pytest.raises(ValueError, match=says):
             train(["probe", *(f"--{name}={value}" for name, value in options.items())])
     assert not (tmp_path / "run").exists()
@@ -206,7 +206,7 @@ def test_what_cannot_be_probed_is_refused_before_reading(
             run_on(data, experiment(tasks=tasks))
     own = iter(([tree], [Sentence(("a", "b"))], [tree]))  # fit, validation, test
     monkeypatch.setattr("aligners.probing.word_states.sentences_in", lambda _: next(own))
-    with pytest.raises(ValueError, match="Expected validation sentences to have what 'depth' of `tasks` asks for"):
+    with pytest.raises(ValueError, match="Expected validation sentences with annotations for 'depth' of `tasks`"):
         check_annotated(known, ["depth"])
     assert usual_tasks([tree]) == ["distance", "depth"]
     assert usual_tasks([Sentence(("a",))]) == ["pos", "dependencies", "distance", "depth"]  # all of which are refused
