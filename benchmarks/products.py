@@ -109,7 +109,7 @@ def errors(
         options.model_x,
         options.model_y,
         sites=[f"{options.site_x}:{options.site_y}"],
-        text=TextSource(max_texts=options.texts),
+        text=TextSource(max_texts=options.texts, max_held_out=options.held_out),
         batch_size=options.batch,
     )
     fit = Alignment({"inn": INN}, products=precision, seed=seed)
@@ -133,7 +133,8 @@ def main() -> None:
     arguments.add_argument("--site_y", type=int, default=1)
     arguments.add_argument("--steps", type=int, default=450)
     arguments.add_argument("--batch", type=int, default=32, help="texts a step")
-    arguments.add_argument("--texts", type=int, help="default: all")
+    arguments.add_argument("--texts", type=int, help="to fit on; default: all")
+    arguments.add_argument("--held_out", type=int, help="texts; default: all")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
