@@ -187,7 +187,7 @@ def test_several_bases_have_a_folder_each(world: World, tmp_path: Path) -> None:
         *((1, f"y/layers-{count}/seed-0") for count in (1, 2)),
     ]
     twice = labelled_texts([world.model_x, world.model_x], text=text, max_length=60)
-    with pytest.raises(ValueError, match="of different names, as each becomes a folder"):
+    with pytest.raises(ValueError, match="of different names, each for a folder"):
         plan(twice, [0], ["none"])
     data.frozen[0].quantised = "bitsandbytes"
     with pytest.raises(ValueError, match=r"are quantised \(bitsandbytes\). Name the model in full precision"):
