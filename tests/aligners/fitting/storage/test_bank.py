@@ -105,7 +105,7 @@ def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "command"), [(ALIGNMENT, "fit"), (STITCHING, "stitch")])
 def test_a_run_to_go_on_with_is_not_taken_for_a_finished_one(tmp_path: Path, key: str, command: str) -> None:
     torch.save({"state_dict": {}, key: {}}, tmp_path / "moved.ckpt")
-    with pytest.raises(ValueError, match=rf"finished run, but .*moved\.ckpt is a checkpoint to .*: `train\.py {command} "):
+    with pytest.raises(ValueError, match=rf"finished run, but .*moved\.ckpt is a checkpoint .*: `train\.py {command} "):
         load_bank(tmp_path / "moved.ckpt")
 
 
