@@ -117,6 +117,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
     assert str(injected.relative_to(injected.parent.parent)) in screen
 
 
+@pytest.mark.slow
 def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -> None:
     """Lightning starts the second rank; elsewhere, tests start both."""
     again = command(folder, "train", "fit", *fit_options(world), *TWO_RANKS)

@@ -73,6 +73,7 @@ def test_what_is_imported_by_the_first_step_of_a_fit(world: World, tmp_path: Pat
     assert ("wandb" in imported) == (logger == "true")
 
 
+@pytest.mark.slow
 def test_what_stands_in_for_a_package_is_gone_and_lets_it_be_imported() -> None:
     code = """
 import sys

@@ -53,6 +53,7 @@ def _claims(wanted: Sequence[Path | None], ready: Any, said: Any) -> None:
     said.put(found)
 
 
+@pytest.mark.slow
 def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
     new, empty = tmp_path / "new", tmp_path / "empty"
     empty.mkdir()

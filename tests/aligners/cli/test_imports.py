@@ -57,6 +57,7 @@ class Linear(Ours):
 '''
 
 
+@pytest.mark.slow
 def test_a_map_may_have_the_name_of_one_of_ours(world: World, tmp_path: Path) -> None:
     Path("my_map.py").write_text(LINEAR)
     models = options(data__model_x=world.model_x, data__model_y=world.model_y)

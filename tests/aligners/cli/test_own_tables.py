@@ -57,6 +57,7 @@ def test_the_recipe_of_the_docs_puts_printed_numbers_beside_mine(world: World, t
 
 
 @pytest.mark.usefixtures("cells_here")
+@pytest.mark.slow
 def test_a_finished_study_that_names_a_papers_table_is_read_with_and_without_its_file(
     world: World, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_mistakes_are_said_before_anything_runs(
         __import__("mine")
 
 
+@pytest.mark.slow
 def test_the_package_has_its_own_tables_and_the_checkout_those_of_the_papers_in_place_of_them() -> None:
     code = "from aligners.reports.study.registry import usual; print(*usual())"
     for before, first, last in (("", "similarity", "updates"), ("import papers; ", "ren_table_1", "updates")):

@@ -74,6 +74,7 @@ def test_a_regression_head_is_fine_tuned_on_numbers(tuned: Path, numbers: list[s
     assert found["summary"][0]["score"] == pytest.approx(sum(row["score"] for row in found["rows"]) / 2)
 
 
+@pytest.mark.slow
 def test_surgery_follows_the_score(tuned: Path, numbers: list[str], tmp_path: Path, world: World) -> None:
     models = ["--data.models", f"{tuned}/none/seed-0", "--data.bases", world.model_x]
     scored = ["--data.text.score", "spearman", "--trainer.max_epochs", "1", "--run", str(tmp_path / "run")]

@@ -157,6 +157,7 @@ def excess_of(training: Alignment, seed: int, *, full_rate: bool) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.slow
 def test_a_short_run_hardly_leaves_a_start_on_which_nothing_improves(seed: int) -> None:
     excess = excess_of(Alignment(), seed, full_rate=False)
     before = excess_of(Alignment(schedule="one_cycle", averaging=False), seed, full_rate=True)

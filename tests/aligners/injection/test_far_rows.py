@@ -116,6 +116,7 @@ def test_a_comparison_has_its_figures_with_far_rows_beside(sinks: list[str], wor
             assert beside["fvu_with_far"] == pytest.approx(row["fvu"], rel=0.05)  # about another mean
 
 
+@pytest.mark.slow
 def test_a_universe_has_its_figures_with_far_rows_beside(world: World, tmp_path: Path) -> None:
     models = [str(sink_folder(tmp_path / f"sink{seed}", seed=seed)) for seed in range(3)]
     text = options(data__text__source=world.fit, data__text__held_out=world.test, data__max_length=32)

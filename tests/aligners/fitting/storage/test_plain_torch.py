@@ -86,6 +86,7 @@ def test_a_map_is_exported_by_torch(kind: str) -> None:
     assert torch.allclose(exported(x[:, :7]), aligner(x[:, :7]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_invertible_network_runs_as_onnx() -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install '.[dev]'")
     reference = pytest.importorskip("onnx.reference")

@@ -376,6 +376,7 @@ def test_matrices_between_couplings_learn_at_a_quarter_of_the_rate() -> None:
         assert rates[id(parameter)] == (0.25 if ".pairs." in name else 1.0), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_where_it_would_have(
     world: World, models: list[str], found: Found, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_several_passes_find_what_one_does(world: World, models: list[str]) -> N
         assert whole.cautions == some.cautions
 
 
+@pytest.mark.slow
 def test_controls_and_attention_are_the_same_over_passes(world: World, models: list[str]) -> None:
     options = {"measures": ["cka", "svcca", "rsa", *ON_HEADS], "controls": True, "groups": 3, "permutations": 2}
     whole, some = (compared(world, models[:2], size, **options) for size in (None, 14))
