@@ -211,7 +211,7 @@ class RecordedSteps:
         self.failure = ""
         self._met: Counter[tuple[Any, ...]] = Counter()
         self._recorded: dict[tuple[Any, ...], tuple[_Batch, Work]] = {}
-        self._gradients = [torch.empty_like(each) for each in self._parameters()]
+        self._gradients: list[Tensor] = []  # from the first step that is computed here
         self._state: list[Any] = []  # in the first step
 
     def step(self, x: Tensor, y: Tensor) -> Tensor | None:
@@ -230,6 +230,7 @@ class RecordedSteps:
         self.failure = self._what_forbids()
         losses = None
         if not self.failure:
+            self._make_gradients()
             losses = self._try(x, y)
         if losses is None:
             self._give_up()
@@ -273,6 +274,14 @@ class RecordedSteps:
                 "what was computed differs from the same step on its rows alone"
             )
         return batch, run
+
+    def _make_gradients(self) -> None:
+        """Take the memory of all gradients, once."""
+        if self._gradients:
+            return
+        for parameter in self._parameters():
+            gradient = torch.empty_like(parameter)
+            self._gradients.append(gradient)
 
     def _compute(self, batch: _Batch) -> None:
         """Compute losses and gradients, the latter into tensors that stay: all that is recorded."""

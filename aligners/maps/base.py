@@ -277,8 +277,8 @@ def mean_square(residual: Tensor, real: Tensor | None = None) -> Tensor:
         residual: finite in every row, those left out as well: their gradient is zero times what they are.
         real: 1 for the rows that count and 0 for the others, (N,); None: all count.
     """
-    squares = residual.square()
+    squared = residual.square()
     if real is None:
-        return squares.mean((1, 2))
-    of_rows = squares.mean(2) * real
+        return squared.mean((1, 2))
+    of_rows = squared.mean(2) * real
     return of_rows.sum(1) / real.sum()

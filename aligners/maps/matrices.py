@@ -112,15 +112,21 @@ def triangular_inverse(lower: Tensor) -> Tensor:
     inverse = torch.linalg.solve_triangular(diagonal, one, upper=False)
     while blocks > 1:
         below = _blocks(padded, size, 1)
-        upper_left = inverse[..., 0::2, :, :]
-        lower_right = inverse[..., 1::2, :, :]
-        corner = -(lower_right @ below @ upper_left)
-        top = torch.cat((upper_left, torch.zeros_like(corner)), -1)
-        bottom = torch.cat((corner, lower_right), -1)
-        inverse = torch.cat((top, bottom), -2)
+        inverse = _in_pairs(inverse, below)
         blocks //= 2
         size *= 2
     return inverse[..., 0, :width, :width]
+
+
+def _in_pairs(inverses: Tensor, below: Tensor) -> Tensor:
+    """Join inverses (..., 2n, s, s) of neighbours, C being `below` (..., n, s, s): (..., n, 2s, 2s)."""
+    upper_left = inverses[..., 0::2, :, :]
+    lower_right = inverses[..., 1::2, :, :]
+    corner = -(lower_right @ below @ upper_left)
+    nothing = torch.zeros_like(corner)
+    top = torch.cat((upper_left, nothing), -1)
+    bottom = torch.cat((corner, lower_right), -1)
+    return torch.cat((top, bottom), -2)
 
 
 def _padded(matrices: Tensor, width: int) -> Tensor:

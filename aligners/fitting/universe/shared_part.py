@@ -15,7 +15,7 @@ from aligners.fitting.saved_bank import (
     moments_at,
     take_places,
 )
-from aligners.maps.base import Aligner
+from aligners.maps.base import Aligner, mean_square
 from aligners.similarity.algebra.moments import Moments, squares
 
 
@@ -187,9 +187,9 @@ class SharedPart(Aligner):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the FVU of the shared coordinates plus that of the states that they come from, (k · S,)."""
         there = self(x) - y
-        error_y = there.square().mean((1, 2))
+        error_y = mean_square(there)
         back = self.inverse(y) - x
-        error_x = back.square().mean((1, 2))
+        error_x = mean_square(back)
         return error_y / self.variance_y + error_x / self.variance_x
 
     def places(self, name: str) -> Sequence[int] | slice:

@@ -9,7 +9,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import build_aligner, kind_of
 from aligners.fitting.universe.shared_part import plain_kind
-from aligners.maps.base import Aligner
+from aligners.maps.base import Aligner, mean_square
 from aligners.maps.linear import Affine
 from aligners.maps.solvers import least_squares
 from aligners.similarity.algebra.moments import Moments, squares
@@ -114,8 +114,8 @@ class ThroughSpace(Aligner):
         """Return the FVU of g on the batch plus that of g⁻¹, (S,)."""
         if self.closed_form:
             return super().loss(x, y)
-        there = (self(x) - y).square().mean((1, 2))
-        back = (self.inverse(y) - x).square().mean((1, 2))
+        there = mean_square(self(x) - y)
+        back = mean_square(self.inverse(y) - x)
         return there / self.variance_y + back / self.variance_x
 
     def start_names(self) -> Sequence[str]:
