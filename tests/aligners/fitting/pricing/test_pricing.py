@@ -17,7 +17,9 @@ from aligners.cli.table import evaluate
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bijection.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
+from aligners.fitting.bijection.map_measures import floor, gelbrich, stretches
+from aligners.fitting.bijection.price import NAMES, BijectionPrice, factory
+from aligners.fitting.map_errors import parameters_of
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.reports.finished_runs import make_report
