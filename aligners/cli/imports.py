@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,24 +52,13 @@ def _list_models_of_transformers() -> None:
 def _unused() -> dict[str, Any]:
     """Packages and what stands for them, with all that is looked up in them as others import them.
 
-    Half of SciPy is for torchmetrics' audio metrics and transformers' detection of objects; matplotlib is for the
-    plots of torchmetrics. Reports import it when they are drawn.
+    Half of SciPy is for torchmetrics' audio metrics and transformers' detection of objects. Matplotlib stays: a user's
+    callback may plot any metric of torchmetrics.
     """
-    axes = SimpleNamespace(Axes=object)
-    style = SimpleNamespace(context=lambda _: _unchanged)
-    pyplot = SimpleNamespace(Figure=object, style=style)
-    colors = SimpleNamespace(Colormap=object)
     return {
         "scipy.signal": SimpleNamespace(hamming=None),
         "scipy.optimize": SimpleNamespace(linear_sum_assignment=None),
-        "matplotlib": SimpleNamespace(axes=axes, colors=colors, pyplot=pyplot),
-        "matplotlib.axes": axes,
-        "matplotlib.pyplot": pyplot,
     }
-
-
-def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 @contextmanager
