@@ -73,7 +73,7 @@ class TokenTask(ABC):
 
     @abstractmethod
     def measures(self, outputs: Tensor, batch: TextBatch, split: Split) -> Measures:
-        """`COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
+        """Return `COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
 
     def _read(self, batch: TextBatch, split: Split) -> tuple[Rows, Any]:
         """Return the rows of a batch, and where their tokens lie, padded as the batch is."""
@@ -92,7 +92,7 @@ class TokenTask(ABC):
 
 
 class Spans(TokenTask):
-    """The answer to a question as a span of its passage: SQuAD, with a start and an end for each token.
+    """Extractive question answering, as in SQuAD: each token is scored as the start and as the end of the answer.
 
     Scores are F1 and, as accuracy, exact match, both against the best of a question's answers. A passage is cut at
     `max_length`: it is not read in windows.
