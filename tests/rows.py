@@ -57,3 +57,34 @@ def grid(reference: Callable[..., float], x: Tensor, y: Tensor, *more: Tensor) -
         return reference(*(np.asarray(row.double()) for row in rows))
 
     return torch.tensor([[at(i, j) for j in range(len(y))] for i in range(len(x))], dtype=torch.float64)
+
+
+TEN = (
+    "common", "unrelated", "few", "wide", "duplicates", "large mean", "outlier feature", "deficient", "heavy tails",
+    "float16",
+)  # fmt: skip
+
+
+def data_set(name: str) -> tuple[Tensor, Tensor]:
+    """One of `TEN`: rows (2, n, 6) and (2, n, 5) that a measure of two models may meet; `few` has n < d."""
+    n = {"few": 9, "wide": 40}.get(name, 60)
+    d = {"few": 12, "wide": 24}.get(name, D_X)
+    x, y = paired(n, d, d - 1, seed=7)
+    x, y = x[:2], y.clone()
+    draw = torch.Generator().manual_seed(11)
+    if name == "unrelated":
+        y = torch.randn(y.shape, generator=draw, dtype=torch.float64)
+    elif name == "duplicates":  # three of each, which are not the same in Y
+        x, y = x[:, torch.arange(n) // 3], y[:, torch.arange(n) % 20]
+    elif name == "large mean":
+        x, y = x + 300 * x.std(1, keepdim=True), y - 300 * y.std(1, keepdim=True)
+    elif name == "outlier feature":
+        x[..., 0] *= 100
+        y[..., 1] *= 100
+    elif name == "deficient":
+        x, y = x - x.mean(-1, keepdim=True), torch.cat([y, y[..., :1]], -1)
+    elif name == "heavy tails":
+        x, y = x**3, y**3
+    elif name == "float16":
+        x, y = x.half(), y.half()
+    return x, y

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aligners.similarity.catalogue import DEFAULT, Measure, catalogue
 from aligners.similarity.functional.cca import pwcca, r2_cca, r2_svcca, svcca
+from aligners.similarity.functional.neighbours import cknna, jaccard_knn, mutual_knn
 from benchmarks.known_cases import MEASURES, draw
 
 __all__ = ["page", "unchanged"]
@@ -93,6 +94,7 @@ def page() -> str:
         f"{each.__name__}_standardised": partial(each, standardised=True)
         for each in (svcca, pwcca)
     }
+    functions |= {each.__name__: each for each in (mutual_knn, jaccard_knn, cknna)}
     tried = [
         [_name(each), *unchanged(functions[each.name]).values()]
         for each in measures

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from aligners.api.arrays import Array, rows, rows_of_both
+from aligners.api.groups import Groups, numbered
 from aligners.errors import UserError, check_known
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.controls import Sample
 from aligners.similarity.functional import cca as correlations
 from aligners.similarity.functional import cka as linear
-from aligners.similarity.functional import kernels, regression
+from aligners.similarity.functional import kernels, neighbours, regression
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.retrieval import retrieval_scores
 
@@ -25,10 +26,13 @@ __all__ = [
     "Retrieved",
     "cca",
     "cka",
+    "cknna",
+    "jaccard_knn",
     "mean_minibatch_cka",
     "measure",
     "minibatch_cka",
     "mixedsim",
+    "mutual_knn",
     "neuronsim",
     "pwcca",
     "pwcca_standardised",
@@ -51,6 +55,8 @@ def _one(formula: Callable[..., Tensor], x: Array, y: Array, **options: Any) -> 
         raise UserError(
             f"Expected rows of one site, but got {len(of_x)} sites. Give the rows of one site at a time."
         )
+    if "groups" in options:
+        options["groups"] = numbered(options["groups"], of_x.shape[1])
     return float(formula(of_x, of_y, **options))
 
 
@@ -132,6 +138,30 @@ def mixedsim(x: Array, y: Array) -> float:
 def rsa(x: Array, y: Array, kernel: kernels.Kernel = "cosine") -> float:
     """Correlation of the similarities between rows; time grows with N² for `euclidean`."""
     return _one(kernels.rsa, x, y, kernel=kernel)
+
+
+def mutual_knn(
+    x: Array, y: Array, k: int = neighbours.K, groups: Groups | None = None
+) -> float:
+    """Mean share of the `k` nearest rows, by the cosine, that a row and its partner have in common (Huh et al. 2024).
+
+    Time grows with N², memory with N. Rows of the same of `groups` (N,), such as texts, are no neighbours.
+    """
+    return _one(neighbours.mutual_knn, x, y, k=k, groups=groups)
+
+
+def jaccard_knn(
+    x: Array, y: Array, k: int = neighbours.K, groups: Groups | None = None
+) -> float:
+    """Mean over rows of the intersection of these sets of `k` rows over their union; `groups` as in `mutual_knn`."""
+    return _one(neighbours.jaccard_knn, x, y, k=k, groups=groups)
+
+
+def cknna(
+    x: Array, y: Array, k: int = neighbours.K, groups: Groups | None = None
+) -> float:
+    """CKA of cosines between mutual neighbours alone (Huh et al. 2024); `groups` as in `mutual_knn`."""
+    return _one(neighbours.cknna, x, y, k=k, groups=groups)
 
 
 class Retrieved(NamedTuple):

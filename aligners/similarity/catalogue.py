@@ -19,6 +19,7 @@ from aligners.similarity.functional.cka import (
     unbiased_cka,
 )
 from aligners.similarity.functional.kernels import rbf_cka, rsa
+from aligners.similarity.functional.neighbours import cknna, jaccard_knn, mutual_knn
 from aligners.similarity.functional.regression import (
     mixedsim,
     mixedsim_held_out,
@@ -98,6 +99,9 @@ def _of_states(share: float) -> list[Measure]:
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
         Measure("rsa", "rows", _on_rows(rsa), budget=5000),
+        Measure("mutual_knn", "rows", _of_texts(mutual_knn), budget=5000),
+        Measure("jaccard_knn", "rows", _of_texts(jaccard_knn), budget=5000),
+        Measure("cknna", "rows", _of_texts(cknna), symmetric=False, budget=5000),
     ]
 
 
@@ -129,6 +133,11 @@ def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a measure from a formula of a sample of rows."""
     return lambda sample: formula(sample.x, sample.y)
+
+
+def _of_texts(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a measure from a formula of a sample of rows that leaves a row's own text out of its neighbours."""
+    return lambda sample: formula(sample.x, sample.y, groups=sample.text)
 
 
 def _correlated(

@@ -145,6 +145,10 @@ class Sample(NamedTuple):
         text = torch.cat([self.text, other.text])
         return type(self)(x, y, text)
 
+    def swap(self) -> Self:
+        """Swap X and Y."""
+        return type(self)(self.y, self.x, self.text)
+
     def pair(self, i: int, j: int) -> Self:
         """Return the rows of one layer of X and one of Y, by index."""
         x = self.x[i : i + 1]

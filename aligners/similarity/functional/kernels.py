@@ -49,8 +49,8 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     pairs.check_enough(x, y, 3, "RSA")
     cosine = kernel == "cosine"
     if cosine:
-        _check_lengths("x", x)
-        _check_lengths("y", y)
+        check_lengths("x", x)
+        check_lengths("y", y)
     rows_x = pairs.CentredRows(x, of_length_one=cosine)
     rows_y = pairs.CentredRows(y, of_length_one=cosine)
     if kernel == "euclidean":
@@ -64,7 +64,7 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     return _correlation(sums, rows_x.squares, rows_y.squares)
 
 
-def _check_lengths(name: str, rows: Tensor) -> None:
+def check_lengths(name: str, rows: Tensor) -> None:
     """Raise if a row (L, N, d) is zero."""
     zero = ~rows.any(2)  # (L, N)
     expected = "rows that are not zero, whose cosine is not defined"

@@ -9,7 +9,7 @@ from tests.references.retrieval import retrieval_scores as scores
 from tests.rows import paired
 
 from aligners import api
-from aligners.api import cka, measure, r2, retrieval
+from aligners.api import cka, measure, mutual_knn, r2, retrieval
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import regression
 
@@ -41,6 +41,8 @@ def test_the_direction_is_that_of_the_formula() -> None:
         ),
         ("rbf_cka", {"width": 2}),
         ("rsa", {"kernel": "linear"}),
+        *((name, {"k": 3}) for name in ("mutual_knn", "jaccard_knn", "cknna")),
+        ("mutual_knn", {"groups": [f"text {i // 4}" for i in range(60)]}),
     ],
 )
 def test_options_reach_the_formula(name: str, option: dict[str, Any]) -> None:
@@ -61,6 +63,9 @@ def test_what_cannot_be_measured_is_refused() -> None:
         cka(np.ones((2, 4, 2)), np.ones((2, 4, 2)))
     with pytest.raises(ValueError, match="but got 'attnsim_js'"):
         measure("attnsim_js", np.ones((4, 2)), np.ones((4, 2)))
+    for groups, says in ((range(7), r"each of the 8 rows, but got .* \(7,\)"), ([1.0, np.nan] * 4, "4 are NaN")):
+        with pytest.raises(ValueError, match=says):
+            mutual_knn(rows, rows, 2, groups)
 
 
 def test_retrieval_is_that_of_all_rows_in_every_form_of_array() -> None:

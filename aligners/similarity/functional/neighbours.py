@@ -1,0 +1,320 @@
+"""Measures of neighbourhoods: whether a row of X and its partner in Y have the same rows near them.
+
+The nearest rows are those with the largest cosines. Cosines come in blocks of rows, so memory grows with N, and the
+values do not depend on the blocks. Everything is in float64.
+
+**Ties.** Rows as near as the k-th nearest, such as copies of one row, share the places that are left: three rows that
+are equally near and two places are two thirds of a neighbour each. So no order of rows decides, rows set against
+themselves have 1, and rows that nothing tells apart have what chance gives.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, check_range
+from aligners.similarity.algebra import pairs
+from aligners.similarity.algebra.moments import refuse_layers
+from aligners.similarity.functional.cka import LEAST_ROWS
+from aligners.similarity.functional.kernels import check_lengths
+
+K = 10  # as Huh et al. 2024
+AT_ONCE = 2**22  # cosines that are held at a time
+# cosines that differ by less than this share of the spread of the rows' directions are equal
+TIE = 1e-9
+_CONSTANT = 1e-26  # a spread that is rounding
+
+
+class Neighbours(NamedTuple):
+    """The k nearest rows of every row, those as near as the k-th included.
+
+    Attributes:
+        n: number of rows; k: number of neighbours.
+        place: i · n + j of each row i and neighbour j, in order, (E,).
+        weight: 1; less where neighbours share places. The weights of a row add up to k, (E,) float64.
+        cosine: of i and j, (E,) float64.
+    """
+
+    n: int
+    k: int
+    place: Tensor
+    weight: Tensor
+    cosine: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, k: int, groups: Tensor | None = None) -> Self:
+        """Find them.
+
+        Args:
+            rows: (N, d), none of them zero.
+            k: neighbours of a row.
+            groups: (N,) group of each row, whose rows are not its neighbours; None: only a row itself is left out.
+
+        Raises:
+            ValueError: some row has fewer than k others.
+        """
+        n = len(rows)
+        own = torch.arange(n, device=rows.device)
+        if groups is not None:
+            own = groups.to(rows.device)
+        _check_k(k, own)
+        centred = pairs.CentredRows(rows[None], of_length_one=True)
+        directions = centred[:, :][0]
+        squares = torch.linalg.vecdot(directions, directions)
+        tie = TIE * float(squares.mean())
+        step = max(AT_ONCE // n, 1)
+        parts = []
+        for start in range(0, n, step):
+            some = slice(start, start + step)
+            # cos(i, j) − 1 + ‖w_i‖²/2, which nothing cancels in where all rows have nearly one direction
+            nearness = directions[some] @ directions.T
+            nearness -= squares / 2
+            nearness.masked_fill_(own[some, None] == own, -torch.inf)
+            row, other, weight = _shared_places(nearness, k, tie)
+            cosine = 1 - squares[some][row] / 2 + nearness[row, other]
+            parts.append(((row + start) * n + other, weight, cosine))
+        place, weight, cosine = map(torch.cat, zip(*parts, strict=True))
+        return cls(n, k, place, weight, cosine)
+
+    def reordered(self, order: Tensor) -> Self:
+        """Return the neighbours of the rows in another order: row i is then what was row `order[i]`."""
+        now = torch.empty_like(order)
+        now[order] = torch.arange(self.n, device=order.device)
+        row = now[self.place // self.n]
+        other = now[self.place % self.n]
+        place, sorting = (row * self.n + other).sort()
+        return type(self)(
+            self.n, self.k, place, self.weight[sorting], self.cosine[sorting]
+        )
+
+
+def _check_k(k: int, own: Tensor) -> None:
+    """Raise unless every row has at least k others that are not of its group."""
+    check_range(least=1, k=k)
+    _, sizes = own.unique(return_counts=True)
+    most = len(own) - int(sizes.max())
+    if k > most:
+        whose = "that are not of its own group" if len(sizes) < len(own) else ""
+        raise UserError(
+            f"Expected `k` of at most {most}, as some row has only so many others {whose}".rstrip()
+            + f" among {len(own)} rows, but got {k}. Give more rows, or a smaller `k`."
+        )
+
+
+def _shared_places(
+    nearness: Tensor, k: int, tie: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, neighbours and weights, (E,) each, of a block (M, N) of what grows with the cosines."""
+    last = nearness.topk(k, sorted=True).values[:, -1:]
+    near = nearness >= last - tie
+    surely = nearness > last + tie
+    sure = surely.sum(1)
+    tied = near.sum(1) - sure
+    share = (k - sure).double() / tied
+    row, other = near.nonzero(as_tuple=True)
+    weight = share[row].where(~surely[row, other], 1)
+    return row, other, weight
+
+
+def mutual_knn(
+    x: Tensor, y: Tensor, k: int = K, groups: Tensor | None = None
+) -> Tensor:
+    """Mean share of the k nearest rows that a row of X and its partner in Y have in common, for all layer pairs.
+
+    Σ_i |S_i ∩ T_i| / (N k), S_i the k rows of X with the largest cosines to row i, T_i those of Y. In [0, 1]; of
+    unrelated rows k / (N − 1) on average. Symmetric. Invariant to rotation and isotropic scaling of either side, and to
+    any positive factor of a single row; not to translation: rows are not centred.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        k: neighbours of a row.
+        groups: (N,) numbers of the rows' texts, to leave a row's own text out of its neighbours.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: some row has fewer than k others, rows that are not paired or not finite, a row of zeros, a layer
+            whose rows all have one direction.
+
+    References:
+        Huh et al. 2024, "The Platonic Representation Hypothesis", arXiv 2405.07987, Appendix A. There ties are broken
+        by the order of the rows.
+    """
+    return _of_layers(x, y, k, groups, mutual)
+
+
+def jaccard_knn(
+    x: Tensor, y: Tensor, k: int = K, groups: Tensor | None = None
+) -> Tensor:
+    """Mean over rows of |S_i ∩ T_i| / |S_i ∪ T_i|, S_i and T_i as in `mutual_knn`, for all layer pairs.
+
+    In [0, 1], and no larger than `mutual_knn`; symmetric, and invariant to the same. Where neighbours share places, the
+    sizes are sums of the smaller and of the larger weights.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        k: neighbours of a row.
+        groups: as in `mutual_knn`.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `mutual_knn`.
+
+    References:
+        Wang et al. 2022, "Quantifying the differences of word embedding neighbourhoods"; Klabunde et al. 2025,
+        "ReSi", whose code takes k = 10 and cosines.
+    """
+    return _of_layers(x, y, k, groups, jaccard)
+
+
+def cknna(x: Tensor, y: Tensor, k: int = K, groups: Tensor | None = None) -> Tensor:
+    """CKA of cosines between mutual neighbours alone, for all layer pairs.
+
+    HSIC₁(M∘K, M∘L) / √(HSIC₁(S∘K, S∘K) HSIC₁(T∘L, T∘L)) with K and L the cosines within X and within Y, S and T the
+    neighbours (1 where j is among the k nearest of i, else 0), and M where both have it. At most about 1; of unrelated
+    rows near 0. Invariant to what `mutual_knn` is. Where neighbours share places, M has the smaller weight. Not quite
+    symmetric, as i may be near j and j not near i: the two directions differ in the third digit.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        k: neighbours of a row, at least 2.
+        groups: as in `mutual_knn`.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `mutual_knn`; k below 2, fewer than 4 rows, an HSIC₁ of a layer with itself that is not positive.
+
+    References:
+        Huh et al. 2024, arXiv 2405.07987, Appendix A; HSIC₁ as in the code released with it, which adds 1e-6 to the
+        denominator.
+    """
+    check_range(least=2, k=k)
+    return _of_layers(x, y, k, groups, local_cka)
+
+
+Formula = Callable[[Neighbours, Neighbours], Tensor]
+
+
+def _of_layers(
+    x: Tensor, y: Tensor, k: int, groups: Tensor | None, formula: Formula
+) -> Tensor:
+    """A formula of neighbours at all layer pairs, (L_x, L_y)."""
+    of_x, of_y = neighbours_of(x, y, k, groups)
+    return of_pairs(of_x, of_y, formula)
+
+
+def neighbours_of(
+    x: Tensor, y: Tensor, k: int = K, groups: Tensor | None = None
+) -> tuple[list[Neighbours], list[Neighbours]]:
+    """Find the neighbours of the rows of each layer of X, and of Y; arguments and errors as in `mutual_knn`."""
+    pairs.check_enough(x, y, LEAST_ROWS, "A measure of neighbours")
+    if groups is not None and groups.shape != x.shape[1:2]:
+        raise UserError(
+            f"Expected `groups` of shape ({x.shape[1]},), but got {tuple(groups.shape)}."
+        )
+    both = []
+    for name, layers in (("x", x), ("y", y)):
+        check_lengths(name, layers)
+        _check_directions(name, layers)
+        both.append([Neighbours.of(layer, k, groups) for layer in layers])
+    of_x, of_y = both
+    return of_x, of_y
+
+
+def of_pairs(
+    of_x: Sequence[Neighbours], of_y: Sequence[Neighbours], formula: Formula
+) -> Tensor:
+    """Compute a formula of the neighbours of each layer of X and each of Y, (L_x, L_y)."""
+    grid = []
+    for near_x in of_x:
+        row = [formula(near_x, near_y) for near_y in of_y]
+        grid.append(torch.stack(row))
+    return torch.stack(grid)
+
+
+def _check_directions(name: str, layers: Tensor) -> None:
+    """Raise if all rows of a layer have one direction."""
+    bad = []
+    for layer in layers.split(1):
+        centred = pairs.CentredRows(layer, of_length_one=True)
+        rows = centred[:, :]
+        bad.append(rows.square().sum(-1).mean() <= _CONSTANT)
+    refuse_layers(
+        torch.stack(bad),
+        name,
+        "rows of several directions, some nearer than others,",
+        "has rows of one direction in",
+    )
+
+
+# ---------------------------------------------------------------------- formulas
+
+
+def mutual(a: Neighbours, b: Neighbours) -> Tensor:
+    """Compute `mutual_knn` of one pair of layers from their neighbours."""
+    _, _, shared = _common(a, b)
+    return shared.sum() / (a.n * a.k)
+
+
+def jaccard(a: Neighbours, b: Neighbours) -> Tensor:
+    """Compute `jaccard_knn` likewise."""
+    in_a, _, shared = _common(a, b)
+    both = shared.new_zeros(a.n)
+    both.index_add_(0, a.place[in_a] // a.n, shared)
+    either = 2 * a.k - both
+    return (both / either).mean()
+
+
+def local_cka(a: Neighbours, b: Neighbours) -> Tensor:
+    """Compute `cknna` likewise."""
+    in_a, in_b, shared = _common(a, b)
+    cosines = a.cosine[in_a], b.cosine[in_b]
+    between = _hsic(a.n, a.place[in_a], shared * cosines[0], shared * cosines[1])
+    within = []
+    for near in (a, b):
+        values = near.weight * near.cosine
+        within.append(_hsic(near.n, near.place, values, values))
+    product = within[0] * within[1]
+    if not (within[0] > 0 and within[1] > 0):
+        raise UserError(
+            "CKNNA expects a positive HSIC of each layer's neighbourhoods with themselves, but got "
+            f"{float(within[0]):.3g} and {float(within[1]):.3g}. Give more rows, or a larger `k`."
+        )
+    return between / product.sqrt()
+
+
+def _common(a: Neighbours, b: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
+    """Which entries of each are in both, (C,) each, and the smaller of their weights."""
+    at = torch.searchsorted(b.place, a.place)
+    at.clamp_(max=len(b.place) - 1)
+    in_a = (b.place[at] == a.place).nonzero()[:, 0]
+    in_b = at[in_a]
+    return in_a, in_b, torch.minimum(a.weight[in_a], b.weight[in_b])
+
+
+def _hsic(n: int, place: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """HSIC₁ of two matrices that are zero except at the same places, where they have `a` and `b`, (C,) each."""
+    row = place // n
+    column = place % n
+    if not len(place):
+        return a.sum()
+    mirrored = column * n + row
+    at = torch.searchsorted(place, mirrored)
+    at.clamp_(max=len(place) - 1)
+    there = place[at] == mirrored
+    traced = (a * b[at])[there].sum()
+    columns = a.new_zeros(n).index_add_(0, column, a)
+    rows = b.new_zeros(n).index_add_(0, row, b)
+    totals = a.sum() * b.sum() / ((n - 1) * (n - 2))
+    crossed = 2 * (columns @ rows) / (n - 2)
+    return (traced + totals - crossed) / (n * (n - 3))
