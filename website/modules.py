@@ -25,6 +25,8 @@ OF_API = {
         "Identity",
         "Mean",
         "Permutation",
+        "ReducedRank",
+        "SoftMatching",
         "CCA",
         "SVCCA",
         "PWCCA",

@@ -23,7 +23,9 @@ __all__ = [
     "NotFittedError",
     "Permutation",
     "Procrustes",
+    "ReducedRank",
     "Ridge",
+    "SoftMatching",
     "TrainedMap",
 ]
 
@@ -60,6 +62,18 @@ class Permutation(ArrayMap, aligner=banks.Permutation):
     """The best one-to-one matching of neurons. See `aligners.maps.Permutation`."""
 
     signed: bool = False
+
+
+class ReducedRank(ArrayMap, aligner=banks.ReducedRank):
+    """Least squares of a rank, given or by the share of the fit that it keeps. See `aligners.maps.ReducedRank`."""
+
+    rank: int | None = None
+    share: float = 0.99
+    ridge: float = 1e-6
+
+
+class SoftMatching(ArrayMap, aligner=banks.SoftMatching):
+    """Means of matched neurons, for widths that differ too. See `aligners.maps.SoftMatching`."""
 
 
 class CCA(ArrayMap, aligner=banks.CCA):

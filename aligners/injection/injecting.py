@@ -37,6 +37,7 @@ from aligners.injection.behaviour import (
 )
 from aligners.injection.methods import (
     CLOSED_FORMS,
+    KNOWN_CLOSED_FORMS,
     Method,
     build_floors,
     first_moments,
@@ -221,7 +222,7 @@ class InjectionEvaluation(Evaluation):
         source_pooler: bool = False,
     ) -> None:
         super().__init__(seed)
-        check_known(CLOSED_FORMS, closed_form=closed_form)
+        check_known(KNOWN_CLOSED_FORMS, closed_form=closed_form)
         if isinstance(stored, BankTraining):
             stored = [stored]
         self.stored = [stored_of(maps) for maps in stored]

@@ -22,6 +22,8 @@ from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.from_moments.reduced_rank import ReducedRank
+from aligners.maps.from_moments.soft_matching import SoftMatching
 from aligners.maps.linear import (
     Affine,
     Identity,
@@ -47,6 +49,12 @@ KINDS: tuple[type[Aligner], ...] = (
     PWCCA,
 )
 CLOSED_FORMS = {kind.__name__.lower(): kind for kind in KINDS}
+# those that `closed_form` may also name; without it, the ones above are fitted
+KNOWN_CLOSED_FORMS: dict[str, type[Aligner]] = {
+    **CLOSED_FORMS,
+    "reduced_rank": ReducedRank,
+    "soft_matching": SoftMatching,
+}
 FLOORS = ("mean", "identity", "random_embedding")
 TASK_LOSS = "task loss"  # value of the column `fit` for stitching layers
 OF_STITCHING = (
@@ -156,7 +164,7 @@ def route_methods(
     Args:
         route: a route from X into Y, or from Y into X.
         stored: checkpoints; closed forms are fitted to the moments of the first.
-        closed_form: names out of `CLOSED_FORMS`.
+        closed_form: names out of `KNOWN_CLOSED_FORMS`.
         validation: moments of validation rows from X to Y, which choose the strength of ridges.
 
     Returns:
@@ -172,7 +180,7 @@ def route_methods(
     for name in closed_form:
         if name in held:
             continue
-        aligner = CLOSED_FORMS[name](*route.sizes)
+        aligner = KNOWN_CLOSED_FORMS[name](*route.sizes)
         try:
             fit_map(name, aligner, moments, validation)
         except ValueError as error:

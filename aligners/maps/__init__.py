@@ -3,11 +3,13 @@
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.from_moments.reduced_rank import ReducedRank
+from aligners.maps.from_moments.soft_matching import SoftMatching
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Permutation, Procrustes, Ridge
 from aligners.maps.mlp import MLP, FreeForm
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
-    "Mean", "Orthogonal", "Permutation", "Procrustes", "Ridge",
+    "Mean", "Orthogonal", "Permutation", "Procrustes", "ReducedRank", "Ridge", "SoftMatching",
 ]  # fmt: skip

@@ -32,6 +32,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "procrustes, scaled": ("Procrustes", {"scale": True}),
     "permutation": ("Permutation", {}),
     "permutation, signed": ("Permutation", {"signed": True}),
+    "reduced rank": ("ReducedRank", {"rank": 2, "ridge": 1e-4}),
+    "reduced rank, by share": ("ReducedRank", {"share": 0.9}),
+    "soft matching": ("SoftMatching", {}),
     "cca": ("CCA", {}),
     "cca, some directions": ("CCA", {"directions": 3, "tolerance": 1e-8}),
     "cca, shrunk": ("CCA", {"shrink": True}),
@@ -319,6 +322,7 @@ def test_what_a_fit_from_moments_reaches() -> None:
     for better, worse in (
         ("linear", "procrustes, scaled"), ("ridge", "procrustes, scaled"), ("procrustes, scaled", "procrustes"),
         ("procrustes, scaled", "mean"), ("procrustes", "permutation, signed"),  # which is one of the rotations
+        ("linear", "reduced rank"), ("linear", "reduced rank, by share"), ("reduced rank", "mean"),
         ("cca, shrunk", "linear"), ("cca, shrunk", "ridge"),  # it is least squares without a ridge
         ("cca, shrunk", "cca"), ("cca, shrunk", "svcca, shrunk"), ("cca, shrunk", "pwcca, shrunk"),
         ("pwcca, shrunk", "pwcca"), ("mean", "identity"),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import orthogonal_procrustes
+from scipy.optimize import linprog
 from tests.references.measures import canonical_variables
 
 Array = NDArray[np.float64]
@@ -95,3 +96,32 @@ def cosine(mapped: Array, y: Array) -> float:
     """Mean cosine of a mapped row with its target."""
     lengths = np.linalg.norm(mapped, axis=1) * np.linalg.norm(y, axis=1)
     return float(((mapped * y).sum(1) / lengths).mean())
+
+
+def reduced_rank(x: Array, y: Array, rank: int, ridge: float) -> tuple[Array, Array]:
+    """W of least penalised error among those of a rank, and the shares of the fit of every rank (Izenman 1975).
+
+    The penalty of `ridge_regression` is written as rows under X, so that the fitted values are those of plain least
+    squares, of which the leading singular directions are kept.
+    """
+    weight, _ = ridge_regression(x, y, ridge)
+    centred = x - x.mean(0)
+    rows = np.vstack([centred, np.sqrt(ridge) * np.diag(np.linalg.norm(centred, axis=0))])
+    _, sizes, directions = np.linalg.svd(rows @ weight, full_matrices=False)
+    kept = directions[:rank].T @ directions[:rank]
+    return weight @ kept, np.cumsum(sizes**2) / np.sum(sizes**2)
+
+
+def soft_matching(x: Array, y: Array) -> tuple[Array, float]:
+    """P of the transport polytope with the largest sum of P_ij corr(x_i, y_j), and that sum, as a dense programme."""
+    n, m = x.shape[1], y.shape[1]
+    gains = np.corrcoef(x, y, rowvar=False)[:n, n:]
+    sums = []
+    for axis, size in ((0, n), (1, m)):
+        for place in range(size):
+            one = np.zeros((n, m))
+            one[(slice(None),) * axis + (place,)] = 1
+            sums.append(one.ravel())
+    totals = np.array([1 / n] * n + [1 / m] * m)
+    found = linprog(-gains.ravel(), A_eq=np.array(sums), b_eq=totals, method="highs-ipm")
+    return found.x.reshape(n, m), -found.fun

@@ -19,7 +19,7 @@ from aligners.cli.words import CONFIGS
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.bijection.price import NAMES
 from aligners.injection.comparing import comparison as compared
-from aligners.injection.methods import CLOSED_FORMS
+from aligners.injection.methods import KNOWN_CLOSED_FORMS
 from aligners.maps.base import Aligner
 from aligners.probing.artefacts import carrying_maps as carried
 from aligners.similarity.catalogue import catalogue
@@ -68,7 +68,7 @@ def known_names() -> dict[str, list[str]]:
             classes.append(name)
     of_maps = dict.fromkeys([*NAMES, *compared.MAPS, *carried.MAPS])
     return {
-        "closed_form": list(CLOSED_FORMS),
+        "closed_form": list(KNOWN_CLOSED_FORMS),
         "maps": list(of_maps),  # each command refuses those of others
         "measures": [*catalogue(0.99), "all"],
         "model.aligners": classes,

@@ -17,7 +17,7 @@ from aligners.fitting.saved_bank import StoredBank
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
 from aligners.injection.methods import (
-    CLOSED_FORMS,
+    KNOWN_CLOSED_FORMS,
     Method,
     build_floors,
     first_moments,
@@ -246,7 +246,7 @@ class ProbesAcrossMaps(Evaluation):
     ) -> None:
         super().__init__(seed)
         self.sizes = {"projection": projection, "hidden": hidden}
-        check_known(CLOSED_FORMS, closed_form=closed_form)
+        check_known(KNOWN_CLOSED_FORMS, closed_form=closed_form)
         check_range(least=1, tasks=len(tasks), draws=draws, **self.sizes)
         check_range(least=0, dimensions=dimensions)
         first_moments(stored)  # the mean is computed from them

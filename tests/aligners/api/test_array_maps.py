@@ -14,6 +14,8 @@ CLOSED = {
     "Linear": {"ridge": 0.1},
     "Procrustes": {"scale": True},
     "Permutation": {"signed": True},
+    "ReducedRank": {"rank": 2},
+    "SoftMatching": {},
     "CCA": {"directions": 3},
     "SVCCA": {"share": 0.9},
     "PWCCA": {"share": 0.8},

@@ -74,7 +74,8 @@ def test_several_sites_are_so_many_maps(name: str) -> None:
 def test_linear_maps_have_coefficients(d_y: int) -> None:
     x, y = arrays(2, d_y=d_y)
     linear = [name for name in ESTIMATORS if issubclass(getattr(maps, name), Affine)]
-    assert {"Linear", "Ridge", "Procrustes", "Permutation", "CCA", "SVCCA", "PWCCA"} == set(linear)
+    more = {"ReducedRank", "SoftMatching", "CCA", "SVCCA", "PWCCA"}
+    assert {"Linear", "Ridge", "Procrustes", "Permutation", *more} == set(linear)
     for name in linear:
         found, several = made(name).fit(x[0], y[0]), made(name).fit(x, y)
         assert found.coef_.shape == (d_y, 4)
