@@ -24,6 +24,8 @@ from aligners.models.loading.model_files import read_config
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
+from aligners.models.recorded.names import all_recorded
+from aligners.models.recorded.recorded_states import RecordedRun
 
 PACKED_ALIKE = (
     "`packed` cuts texts into sequences of equally many tokens, which must hold the same text for all models",
@@ -111,12 +113,24 @@ class FrozenModels:
         }
 
     @cached_property
+    def recorded(self) -> RecordedRun | None:
+        """Open the recorded states that stand in for the models; None: there are models.
+
+        Raises:
+            ValueError: some are recorded and others are not, or as `RecordedRun`.
+        """
+        names = [name for name, _ in self.named]
+        return RecordedRun(names) if all_recorded(names) else None
+
+    @cached_property
     def loaded(self) -> list[FrozenModel]:
         """Load all models: those of `named` in their order, then the `bases`.
 
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers that must agree differ.
         """
+        if self.recorded is not None:
+            return self.recorded.models
         places = dict(zip(self.named, self.places, strict=True))
         loaded = {}
         awake = []
@@ -327,6 +341,8 @@ class FrozenModels:
         Raises:
             ValueError: there is no such model.
         """
+        if self.recorded is not None:
+            return [model.width for model in self.recorded.models]
         widths = []
         for name, revision in self.named:
             if name.startswith(EMBEDDED):

@@ -21,6 +21,7 @@ from aligners.datamodules.rows.policies import (
     check_rows,
     one_tokenizer_for,
     policy_of,
+    rows_of_kind,
 )
 from aligners.datamodules.rows.read_rows import (
     Prepared,
@@ -34,6 +35,7 @@ from aligners.errors import UserError, check_known
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel, Inputs
+from aligners.models.recorded.names import all_recorded
 
 
 @dataclass
@@ -279,6 +281,12 @@ class LayerActivations(TextModule):
             )
         if attention:
             attn_implementation = "eager"
+        recorded = all_recorded(models)
+        if attention and recorded:
+            raise UserError(
+                f"`attention` is read from models, but {models[0]} is recorded states. Leave it out."
+            )
+        rows = rows_of_kind(rows, recorded=recorded)
         words = attention or policy_of(rows).types == "words"
         named = with_revisions(models, revisions)
         alike = one_tokenizer_for(rows)

@@ -20,6 +20,7 @@ from aligners.datamodules.store.read_ahead import StoredLoader
 from aligners.datamodules.store.stores import KeptRows, Stores, check_store
 from aligners.datamodules.text.labels import LabelsOption
 from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.recorded_texts import recorded_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FittedTexts, Texts, words_on
 from aligners.datamodules.tokens.splits import Split, TokenisedSplits
@@ -193,12 +194,20 @@ class TextModule(pl.LightningDataModule):
     def texts(self) -> Texts:
         """The three splits, loaded on first use, without held-out texts that a model is known to have learned."""
         if self._texts is None:
-            self._whole = load_texts(self.text, self.frozen_models.chat_tokenizers)
+            self._whole = self._load(self.text)
             sentences = words_on(self._whole.describe(), "splits", "filled", "copies")
             rank_zero_only(print)(*sentences, flush=True)
             self._caution_on(self._whole)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
+
+    def _load(self, source: TextSource) -> Texts:
+        """Load the texts of a source, or the groups of recorded rows."""
+        recorded = self.frozen_models.recorded
+        if recorded is None:
+            return load_texts(source, self.frozen_models.chat_tokenizers)
+        joined = recorded.joined
+        return recorded_texts(source, joined.names, recorded.said, joined.digest())
 
     @property
     def texts_to_learn(self) -> Texts:
@@ -209,9 +218,7 @@ class TextModule(pl.LightningDataModule):
         if self.text.max_texts is None or self.text.streaming:
             return self.texts
         if self._all_texts is None:
-            self._all_texts = load_texts(
-                replace(self.text, max_texts=None), self.frozen_models.chat_tokenizers
-            )
+            self._all_texts = self._load(replace(self.text, max_texts=None))
         return self._all_texts
 
     @property
@@ -244,7 +251,7 @@ class TextModule(pl.LightningDataModule):
             ValueError: as `load_texts` does, or no held-out text is left.
         """
         fitted = {**self.frozen_models.fitted_on(embedded=True), **self._fitted}
-        texts = load_texts(source, self.frozen_models.chat_tokenizers)
+        texts = self._load(source)
         self._caution_on(texts)
         texts = _warned(texts.without(fitted))
         self.frozen_models.check_tokens(texts)
@@ -265,7 +272,7 @@ class TextModule(pl.LightningDataModule):
             label_column=column,
             text_columns=self.texts.origin["text_columns"],
         )
-        texts = load_texts(source, self.frozen_models.chat_tokenizers)
+        texts = self._load(source)
         return texts.without({**self.frozen_models.fitted_on(), **self._fitted})
 
     @property
@@ -275,12 +282,18 @@ class TextModule(pl.LightningDataModule):
             self._tokenised = self.tokenise(self.texts)
         return self._tokenised
 
+    @property
+    def _most_tokens(self) -> int:
+        """The most tokens of a text; groups of recorded rows are never cut."""
+        recorded = self.frozen_models.recorded
+        return self.max_length if recorded is None else recorded.tokens.longest + 1
+
     def tokenise(self, texts: Texts) -> TokenisedSplits:
         """Tokenise texts, each split when it is first read."""
         return TokenisedSplits(
             texts,
             self.frozen_models.tokenizers,
-            self.max_length,
+            self._most_tokens,
             words=self._words,
             packed=self.packed,
             models=self.frozen,
@@ -302,7 +315,7 @@ class TextModule(pl.LightningDataModule):
         described = {
             **self.tokenised.describe(),
             "text": self.texts.describe(),
-            "max_length": self.max_length,
+            "max_length": self._most_tokens,
             "dtype": dtype,
         }
         if self.store_dtype not in (None, dtype):

@@ -20,6 +20,7 @@ from aligners.datamodules.rows.policies import (
     check_rows,
     one_tokenizer_for,
     policy_of,
+    rows_of_kind,
 )
 from aligners.datamodules.rows.read_rows import (
     Link,
@@ -36,6 +37,7 @@ from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
+from aligners.models.recorded.names import all_recorded
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -137,6 +139,8 @@ class PairedActivations(TextModule):
     ) -> None:
         check_range(least=0, below=1, held_out_types=held_out_types)
         check_known(get_args(FarRows), far_rows=far_rows)
+        self.models = [name for name, _ in pairing.named]
+        rows = rows_of_kind(rows, recorded=all_recorded(self.models))
         words = policy_of(rows).types == "words"
         super().__init__(pairing.named, words, one_tokenizer_for(rows), **options)
         check_rows(rows, component, self.packed)
@@ -147,7 +151,6 @@ class PairedActivations(TextModule):
         self.far_rows = far_rows
         self.held_out_types = held_out_types
         self.labels = pairing.options.get("labels")
-        self.models = [name for name, _ in pairing.named]
         self.numbers = pairing.pairs
         self.storable = not pairing.of_attention
         self.far = FarMarks(self)
@@ -264,7 +267,7 @@ class PairedActivations(TextModule):
         types = policy_of(self.rows).types
         described["types"] = types
         described["held_out_types"] = self.held_out_types
-        if types is None:
+        if types in (None, "states"):
             said = f"rows {self.rows!r} have no types, so that none can be held out"
             described |= {"types": said, "held_out_types": 0.0}
         return {**described, **self.pairing.describe(self)}

@@ -51,7 +51,7 @@ class SimilarityEvaluation(pl.LightningModule):
     With `controls`, every value comes with
     - its 95 % interval, from a jackknife over groups of texts, along matching layers;
     - its null: the same rows, with those of Y rolled to other texts;
-    - its floor: untrained twins of the two models on the same texts;
+    - its floor: untrained twins of the two models on the same texts; recorded states have none;
     - its ceiling: the model with itself;
     - its value on standardised features (mean and deviation of the fitting texts);
     - for fitted measures (CCA family, regression), its value when fitted on the fitting texts.
@@ -223,10 +223,14 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _divided(self, limit: int, beside: str | None) -> list[Pass]:
         """The passes within a limit of memory; `beside` as for `streams_of`."""
+        streams = streams_of(
+            self.measures, self._fits, self.groups, self.permutations, beside
+        )
+        if self._stream.frozen_models.recorded is not None:
+            # recorded states have no untrained twins
+            streams = [each for each in streams if each.name != "untrained"]
         self._settings = Settings(
-            streams=streams_of(
-                self.measures, self._fits, self.groups, self.permutations, beside
-            ),
+            streams=streams,
             shapes=self.shapes,
             reader=self._stream.reader,
             seed=self.seed,

@@ -14,7 +14,7 @@ from aligners.errors import UserError, check_known
 if TYPE_CHECKING:
     from aligners.models.architectures import Component
 
-Kind = Literal["tokens", "words"]
+Kind = Literal["tokens", "words", "states"]
 RowPolicy = str  # one of POLICIES
 PAIRS_TOKENS = (
     "`rows` 'tokens' pairs models token by token",
@@ -279,6 +279,7 @@ POLICIES: dict[RowPolicy, Policy] = {
     "words_first": WordPolicy("words_first"),
     "words_mean": WordPolicy("words_mean"),
     "last": MaskPolicy("last", counts_special=True),
+    "states": MaskPolicy("states", "states"),  # all rows of recorded states
 }
 
 
@@ -295,6 +296,21 @@ def policy_of(rows: RowPolicy) -> Policy:
 def one_tokenizer_for(rows: RowPolicy) -> tuple[str, str] | None:
     """Return why this policy needs models with equal tokenizers, and what else to use; None: it does not need them."""
     return PAIRS_TOKENS if rows == "tokens" else None
+
+
+def rows_of_kind(rows: RowPolicy, *, recorded: bool) -> RowPolicy:
+    """Return the policy by which rows are chosen: recorded states have rows, whether these are of tokens or words.
+
+    Raises:
+        ValueError: `rows` is not a known policy, or recorded rows are asked of models.
+    """
+    if recorded and policy_of(rows).types is not None:
+        return "states"
+    if rows == "states" and not recorded:
+        raise UserError(
+            "`rows` 'states' are the rows of recorded states, but models are named. Use 'tokens', 'words' or 'mean'."
+        )
+    return rows
 
 
 def most_rows(rows: RowPolicy, texts: int, tokens: int) -> int:

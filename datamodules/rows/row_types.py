@@ -105,7 +105,7 @@ def types_of(
         texts: the same split as text.
         tokenizer: tokenizer of the first model.
     """
-    if kind.types is None:
+    if kind.types in (None, "states"):
         return None
     if kind.types == "words":
         return _word_types(data, texts)

@@ -136,8 +136,8 @@ def _sites_in_memory(run: Run, trainer: pl.Trainer) -> int:
     d_x, d_y = reader.widths
     a_site = bytes_a_site(run.made.model, d_x, d_y, data.batch_size * data.max_length)
     free = free_memory(trainer.strategy.root_device)
-    for model in (reader.model_x.model, reader.model_y.model):
-        free -= model.get_memory_footprint(return_buffers=False)
+    for model in (reader.model_x, reader.model_y):
+        free -= model.nbytes
     return sites_at_once(len(reader.sites), a_site, free)
 
 

@@ -204,6 +204,10 @@ def _against_twins(
 def _value(label: str, line: Sequence[Row], *, controlled: bool) -> str:
     """State the values of a measure, with those of its controls."""
     text = f"At matching layers {label} is {span(line, 'value', '.2f')}"
+    nulls = known(line, "null")
+    if nulls and not controlled:  # of recorded states, which have no twins
+        null = span(nulls, "null", ".2f")
+        return f"{text}, and {null} with the texts permuted."
     if not controlled:
         return (
             f"{text}. A value alone does not say how alike two models are, as untrained ones can have the same: "

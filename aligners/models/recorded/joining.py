@@ -1,0 +1,279 @@
+"""Which rows of several recordings belong together, and which rows are of one text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aligners.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SHOWN = 3  # examples in a message
+HOW_TO = "docs/howto/my_own_states.md shows how"
+
+
+@dataclass
+class Side:
+    """What one source says of its rows.
+
+    Attributes:
+        name: as the user wrote it.
+        rows: N.
+        key: (N,) which row it is, the same in all sources; None: its number says so.
+        group: (N,) which text, image or other whole it is of; None: each row is its own.
+        mask: (N,) whether it counts; None: all do.
+    """
+
+    name: str
+    rows: int
+    key: np.ndarray | None = None
+    group: np.ndarray | None = None
+    mask: np.ndarray | None = None
+
+
+@dataclass
+class Joined:
+    """P rows that all sources have, and their groups.
+
+    Attributes:
+        rows: for each source the number of each row in it, (P,) int64.
+        group: (P,) number of each row's group.
+        names: name of each group.
+        cautions: what was left out, each a sentence.
+    """
+
+    rows: list[np.ndarray]
+    group: np.ndarray
+    names: list[str]
+    cautions: list[str] = field(default_factory=list)
+
+    def digest(self) -> str:
+        """Hash which rows belong together, and to which group."""
+        digest = blake2b(digest_size=16)
+        for part in (*self.rows, self.group):
+            digest.update(part.tobytes())
+        digest.update("\n".join(self.names).encode())
+        return digest.hexdigest()
+
+
+def join(sides: Sequence[Side]) -> Joined:
+    """Pair the rows of some sources, by their keys or by their numbers; rows that do not count are left out everywhere.
+
+    Args:
+        sides: the sources.
+
+    Raises:
+        ValueError: only some have keys, rows without keys differ in number or in their groups, a key is missing or
+            comes twice, no key is common to all, or no row is left.
+    """
+    for side in sides:
+        if side.mask is not None:
+            side.mask = _as_mask(side)
+    with_keys = [side for side in sides if side.key is not None]
+    if with_keys and len(with_keys) < len(sides):
+        others = [side for side in sides if side.key is None]
+        raise UserError(
+            f"Expected `key` for all recorded states or for none, but {with_keys[0].name} has one and "
+            f"{others[0].name} does not. Name the column with the same keys there, too."
+        )
+    joined = _by_key(sides) if with_keys else _by_number(sides)
+    if not len(joined.group):
+        raise UserError(
+            f"Expected rows that count in all of {_listed(sides)}, but their masks leave none."
+        )
+    empty = [name for name in joined.names if not name.strip()]
+    if empty:
+        raise UserError(
+            f"Expected a name for every group of {sides[0].name}, but got {empty[0]!r}."
+        )
+    return joined
+
+
+def _as_mask(side: Side) -> np.ndarray:
+    """Return a mask as booleans."""
+    values = np.asarray(side.mask)
+    known = np.isin(values.astype(str), ("True", "False", "true", "false", "0", "1"))
+    if values.dtype == object or values.dtype.kind in "US":
+        values = np.isin(values.astype(str), ("True", "true", "1"))
+    elif not known.all() and not np.isin(values, (0, 1)).all():
+        known = np.zeros(1, dtype=bool)
+    else:
+        return values.astype(bool)
+    if not known.all():
+        raise UserError(
+            f"Expected `mask` of {side.name} to be true or false, or 1 or 0, in every row, but got others, such as "
+            f"{np.asarray(side.mask)[0]!r}."
+        )
+    return values
+
+
+def _by_number(sides: Sequence[Side]) -> Joined:
+    """Pair the rows of equal numbers."""
+    first = sides[0]
+    for side in sides[1:]:
+        if side.rows != first.rows:
+            raise UserError(
+                f"Expected recorded states of the same rows, but {first.name} has {first.rows} and {side.name} "
+                f"{side.rows}. Name a column that says which rows belong together, as `key`: {HOW_TO}."
+            )
+    grouped = [side for side in sides if side.group is not None]
+    names: np.ndarray = np.arange(first.rows)
+    if grouped:
+        names = _named(grouped[0])
+    for side in grouped[1:]:
+        different = np.flatnonzero(_named(side) != names)
+        if len(different):
+            row = int(different[0])
+            raise UserError(
+                f"Expected the rows of {grouped[0].name} and {side.name} in one order, but row {row} (counted from 0) "
+                f"is of the group {names[row]!r} in the first and of {_named(side)[row]!r} in the second. Name a "
+                f"column that says which rows belong together, as `key`: {HOW_TO}."
+            )
+    used = np.ones(first.rows, dtype=bool)
+    for side in sides:
+        if side.mask is not None:
+            used &= side.mask
+    rows = np.flatnonzero(used)
+    group, of_groups = _numbered(names[rows])
+    return Joined([rows] * len(sides), group, of_groups)
+
+
+def _by_key(sides: Sequence[Side]) -> Joined:
+    """Pair the rows of equal keys, or of equal groups and keys where a key comes in several groups."""
+    tables = [_table(side) for side in sides]
+    on = ["key"]
+    repeated = [table for table in tables if table["key"].duplicated().any()]
+    if repeated and all("group" in table for table in tables):
+        on = ["group", "key"]
+    for side, table in zip(sides, tables, strict=True):
+        _check_keys(side, table, on)
+    _check_kinds(sides, tables)
+
+    every = tables[0].rename(columns={"row": "row_0"})
+    groups = ["group_0"]
+    every = every.rename(columns={} if "group" in on else {"group": "group_0"})
+    for number, table in enumerate(tables[1:], start=1):
+        renamed = {"row": f"row_{number}"}
+        if "group" not in on:
+            renamed["group"] = f"group_{number}"
+            groups.append(f"group_{number}")
+        every = every.merge(table.rename(columns=renamed), on=on)
+    if not len(every):
+        examples = " and ".join(_examples(table) for table in tables[:2])
+        raise UserError(
+            f"Expected keys that all of {_listed(sides)} have, but there are none: they begin with {examples}."
+        )
+    every = every.sort_values(on, kind="stable")
+    cautions = []
+    for side, table in zip(sides, tables, strict=True):
+        lost = len(table) - len(every)
+        if lost:
+            cautions.append(
+                f"Caution: {lost:,} of the {len(table):,} rows of {side.name} have keys that other recorded states "
+                "lack, and are left out."
+            )
+    names = every["key"].to_numpy()
+    if "group" in on:
+        names = every["group"].to_numpy()
+    else:
+        known = [every[name].to_numpy() for name in groups if name in every]
+        if known:
+            names = known[0]
+        for other in known[1:]:
+            _check_groups(sides, every["key"].to_numpy(), names, other)
+    rows = []
+    for number in range(len(sides)):
+        rows.append(every[f"row_{number}"].to_numpy(dtype=np.int64))
+    group, of_groups = _numbered(names)
+    return Joined(rows, group, of_groups, cautions)
+
+
+def _table(side: Side) -> DataFrame:
+    """Return the rows of a source that count, with their keys and groups."""
+    from pandas import DataFrame
+
+    table = DataFrame({"key": side.key, "row": np.arange(side.rows)})
+    if side.group is not None:
+        table["group"] = _named(side)
+    if side.mask is not None:
+        table = table[side.mask]
+    return table
+
+
+def _check_keys(side: Side, table: DataFrame, on: list[str]) -> None:
+    """Raise if a key is missing or comes twice."""
+    missing = table["key"].isna()
+    if missing.any():
+        row = int(table["row"][missing].iloc[0])
+        raise UserError(
+            f"Expected a key in every row of {side.name}, but {int(missing.sum())} have none, first row {row} "
+            "(counted from 0). Leave them out with a `mask` column."
+        )
+    twice = table.duplicated(on)
+    if twice.any():
+        key = table["key"][twice].iloc[0]
+        within = " within a group" if "group" in on else ""
+        instead = ""
+        if "group" not in on:
+            instead = " If keys are places in a text, name the texts of all sources as `group`."
+        raise UserError(
+            f"Expected every key of {side.name} once{within}, but {int(twice.sum())} rows repeat one, such as "
+            f"{key!r}.{instead}"
+        )
+
+
+def _check_kinds(sides: Sequence[Side], tables: Sequence[DataFrame]) -> None:
+    """Raise if the keys of some are numbers and those of others are not: none would match."""
+    numbers = [table["key"].dtype.kind in "iuf" for table in tables]
+    if any(numbers) and not all(numbers):
+        one = numbers.index(True)
+        other = numbers.index(False)
+        raise UserError(
+            f"Expected keys of one kind, but those of {sides[one].name} are numbers and those of {sides[other].name} "
+            f"are not: they begin with {_examples(tables[one])} and {_examples(tables[other])}. Write both alike."
+        )
+
+
+def _check_groups(
+    sides: Sequence[Side], keys: np.ndarray, one: np.ndarray, other: np.ndarray
+) -> None:
+    """Raise if a row is of different groups in two sources."""
+    different = np.flatnonzero(one != other)
+    if len(different):
+        row = int(different[0])
+        raise UserError(
+            f"Expected the rows of a key in one group, but in {_listed(sides)} the row of key {keys[row]!r} is of the "
+            f"groups {one[row]!r} and {other[row]!r}."
+        )
+
+
+def _named(side: Side) -> np.ndarray:
+    """Return the groups of a source's rows as text, (N,) object."""
+    values = np.asarray(side.group)
+    names = np.array([str(value) for value in values.tolist()], dtype=object)
+    return names
+
+
+def _numbered(names: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Number groups by their first appearance: the number of each row's, (P,), and their names."""
+    from pandas import factorize
+
+    numbers, different = factorize(names)
+    return numbers.astype(np.int64), [str(name) for name in different]
+
+
+def _examples(table: DataFrame) -> str:
+    """Return the first keys, for a message."""
+    keys = table["key"].head(SHOWN).tolist()
+    return ", ".join(map(repr, keys))
+
+
+def _listed(sides: Sequence[Side]) -> str:
+    """Return the names of the sources, for a message."""
+    return ", ".join(side.name for side in sides)

@@ -1,0 +1,66 @@
+"""Activation folders of dictionary_learning, as the cache of its fork for crosscoders writes them.
+
+A folder for each submodule holds `shard_0.memmap`, `shard_0.meta` and so on, and `config.json`; beside the folders lies
+`tokens.pt`, the token of each row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError
+from aligners.models.recorded.files import Opened, choose_sites, natural
+from aligners.models.recorded.names import StatesSource
+from aligners.models.recorded.row_arrays import RowArray, as_tensor
+
+TOKENS = "tokens.pt"
+
+
+def open_shards(source: StatesSource, folders: Sequence[Path]) -> Opened:
+    """Open the shards of some submodules, each a site.
+
+    Raises:
+        ValueError: the shards were shuffled, or one is not as long as it says.
+    """
+    sites = []
+    arrays = []
+    for folder in sorted(folders, key=lambda folder: natural(folder.name)):
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if settings.get("shuffle_shards"):
+            raise UserError(
+                f"Expected the rows of {folder} in the order of their texts, but its shards were shuffled, so that no "
+                "row has a partner. Collect them again with `shuffle_shards` false."
+            )
+        shards = sorted(
+            folder.glob("shard_*.meta"), key=lambda file: natural(file.stem)
+        )
+        sites.append(folder.name)
+        arrays.append(RowArray([_shard(file) for file in shards]))
+    columns: dict[str, Tensor] = {}
+    for place in (source.path, source.path.parent):
+        if (place / TOKENS).is_file():
+            tokens = torch.load(place / TOKENS, map_location="cpu", weights_only=True)
+            columns["tokens"] = tokens.flatten()
+            break
+    return choose_sites(source, Opened(sites, arrays, columns))
+
+
+def _shard(meta: Path) -> Tensor:
+    """Map a shard into memory."""
+    about = json.loads(meta.read_text(encoding="utf-8"))
+    shape = tuple(about["shape"])
+    dtype = getattr(torch, str(about.get("dtype", "float32")).removeprefix("torch."))
+    stored = dtype
+    if dtype == torch.bfloat16:  # which NumPy lacks
+        stored = torch.int16
+    numpy_type = torch.empty(0, dtype=stored).numpy().dtype
+    mapped = np.memmap(
+        meta.with_suffix(".memmap"), dtype=numpy_type, mode="r", shape=shape
+    )
+    return as_tensor(mapped).view(dtype)
