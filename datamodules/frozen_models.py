@@ -112,6 +112,11 @@ class FrozenModels:
             "cache": None if self.cache is None else str(self.cache),
         }
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the models, as the user wrote them."""
+        return [name for name, _ in self.named]
+
     @cached_property
     def recorded(self) -> RecordedRun | None:
         """Open the recorded states that stand in for the models; None: there are models.
@@ -119,8 +124,7 @@ class FrozenModels:
         Raises:
             ValueError: some are recorded and others are not, or as `RecordedRun`.
         """
-        names = [name for name, _ in self.named]
-        return RecordedRun(names) if all_recorded(names) else None
+        return RecordedRun(self.names) if all_recorded(self.names) else None
 
     @cached_property
     def loaded(self) -> list[FrozenModel]:
@@ -234,7 +238,7 @@ class FrozenModels:
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """Return the tokenizers that may have a chat template, by their models' names; embedded models have none."""
-        names = [name for name, _ in self.named]
+        names = self.names
         for name in names:
             if name.startswith(EMBEDDED):  # it is trained on the texts
                 return {}
@@ -389,7 +393,7 @@ class FrozenModels:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
         known: dict[str, FittedTexts] = {}
-        names = [name for name, _ in self.named]
+        names = self.names
         for name in dict.fromkeys([*names, *self.bases]):
             stored = FittedTexts.load(Path(name))
             if stored is not None:

@@ -234,8 +234,8 @@ class LayerActivations(TextModule):
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
             first time they are needed and kept in `cache`; `embedded:SEED:layers=6,width=96` is of another size.
             `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models, causal,
-            masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers may
-            differ.
+            masked, and masked text by text, which need no labels. `states:FILE` are recorded states. One or more;
+            widths, depths and tokenizers may differ.
         layers: which layers of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding
             output, l the output of block l before any final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
@@ -307,7 +307,7 @@ class LayerActivations(TextModule):
         self.attention = attention
         self.component = component
         self.far_rows = far_rows
-        self.storable = not attention
+        self.storable = not (attention or recorded)
         self.far = FarMarks(self)
         self._planned: list[Sequence[Sequence[int]] | None] = [None]
         self._placed_for: int | None = None

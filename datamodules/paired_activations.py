@@ -140,7 +140,12 @@ class PairedActivations(TextModule):
         check_range(least=0, below=1, held_out_types=held_out_types)
         check_known(get_args(FarRows), far_rows=far_rows)
         self.models = [name for name, _ in pairing.named]
-        rows = rows_of_kind(rows, recorded=all_recorded(self.models))
+        recorded = all_recorded(self.models)
+        if recorded and pairing.of_attention:
+            raise UserError(
+                f"Attention weights are read from models, but {self.models[0]} is recorded states. Name the model."
+            )
+        rows = rows_of_kind(rows, recorded=recorded)
         words = policy_of(rows).types == "words"
         super().__init__(pairing.named, words, one_tokenizer_for(rows), **options)
         check_rows(rows, component, self.packed)
@@ -152,7 +157,7 @@ class PairedActivations(TextModule):
         self.held_out_types = held_out_types
         self.labels = pairing.options.get("labels")
         self.numbers = pairing.pairs
-        self.storable = not pairing.of_attention
+        self.storable = not (pairing.of_attention or recorded)
         self.far = FarMarks(self)
         self._plan = Plan()
         self._other: TokenisedSplits | None = None

@@ -14,11 +14,19 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from aligners.models.model_identity import same_model
+from aligners.models.recorded.names import all_recorded
 
 Sites = str | list[str | int]
 FEWEST = (
     3  # fewest models of a universe; for two, the shared space could be that of either
 )
+
+
+def _chosen_sites(sites: Sites, models: Sequence[str]) -> Sites:
+    """Return the sites that a user wrote; `blocks` are all sites of recorded states."""
+    if sites == "blocks" and all_recorded(models):
+        return "all"
+    return sites
 
 
 class TwoModels(Pairing):
@@ -45,7 +53,8 @@ def pair_states(
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
             texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one of
             another size. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
-            models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
+            models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU. Or states that were
+            recorded elsewhere: `states:vectors.parquet:column=embedding,key=id,group=document`.
         model_y: Y, likewise.
         sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both models, and X's site 3 with
             Y's site 5. Site 0 is the embedding output, site l the output of block l before any final norm.
@@ -60,6 +69,7 @@ def pair_states(
         ValueError: an option is out of its range.
     """
     check_written(sites, 2)
+    sites = _chosen_sites(sites, [model_x, model_y])
     chosen = {
         "model_x": model_x,
         "model_y": model_y,
@@ -123,6 +133,7 @@ def pairs_states(
             f"{len(models)}, and no pair twice, but got {list(map(list, known))}."
         )
     check_written(sites, 2)
+    sites = _chosen_sites(sites, models)
     chosen = {"models": models, "pairs": pairs, "sites": sites, "revisions": revisions}
     return PairedActivations(ManyPairs(named, chosen, known), **options)
 
@@ -191,6 +202,7 @@ def universe_states(
             f"A universe expects different `models`, but got {', '.join(twice)} more than once."
         )
     check_written(sites, len(models))
+    sites = _chosen_sites(sites, models)
     chosen = {"models": models, "sites": sites, "revisions": revisions}
     pairs = [(number, number) for number in range(len(models))]
     named = with_revisions(models, revisions)

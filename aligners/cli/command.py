@@ -36,6 +36,7 @@ from aligners.cli.run_loggers import run_loggers, tell_wandb
 from aligners.datamodules.run_identity import NOT_OF_FILES
 from aligners.errors import UserError, check_range
 from aligners.files.atomic import confined, let_write
+from aligners.models.recorded.names import check_command
 from aligners.progress import tell
 from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished
@@ -327,6 +328,9 @@ class Run:
             )
         made = self.parser.instantiate(self.options)
         self.command.check(made)
+        models = getattr(made.get("data"), "frozen_models", None)
+        if models is not None:
+            check_command(self.command.kind, models.names)
         return made
 
     def build(self, kind: Callable[..., Made], *given: Any) -> Made:

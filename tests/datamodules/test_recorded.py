@@ -112,11 +112,8 @@ def test_similarity_is_that_of_the_models(world: World, names: dict[str, list[st
 
 
 def test_universe_reads_the_states_of_all(names: dict[str, list[str]], recorded: Recorded) -> None:
-    three = [
-        names["npy"][0],
-        names["parquet"][1],
-        names["saved"][0].replace("key=key", "key=key,column=layer_9+layer_10"),
-    ]
+    third = names["saved"][0].replace("key=key", "key=key,column=layer_9+layer_10")
+    three = [names["npy"][0], names["parquet"][1], third]
     data = universe_states(three, sites="0,1", text=text_source())
     batch = next(iter(data.paired("test")))
     assert batch.x.shape[0] == 6

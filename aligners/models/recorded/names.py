@@ -8,6 +8,9 @@ from aligners.errors import UserError
 
 RECORDED = "states:"
 OPTIONS = ("column", "key", "group", "mask")
+# Commands that run no model, by their kinds.
+COMMANDS = {"fit", "fit_pairs", "validate", "universe", "join", "recover"}
+COMMANDS |= {"similarity", "inject", "bijection"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,25 @@ def all_recorded(names: Sequence[str]) -> bool:
             "(docs/howto/my_own_states.md)."
         )
     return bool(recorded)
+
+
+def check_command(kind: str | None, names: Sequence[str]) -> None:
+    """Raise if a command would run models, of which only states are recorded.
+
+    Args:
+        kind: kind of the command.
+        names: names of its models.
+
+    Raises:
+        ValueError: naming the first, and what can be done instead.
+    """
+    recorded = [name for name in names if is_recorded(name)]
+    if recorded and kind not in COMMANDS:
+        raise UserError(
+            f"This command ({kind}) runs models, but {recorded[0]} is recorded states, without the model that made "
+            "them. `evaluate.py similarity`, `train.py fit`, `train.py universe`, `evaluate.py bijection` and "
+            "`evaluate.py inject`, which then measures errors alone, take states; for everything else name the model."
+        )
 
 
 def states_source(name: str) -> StatesSource:
