@@ -199,7 +199,7 @@ class SVCCA(_Canonical):
         self.components.copy_(ranks)
 
         # of Y's squares, along its whitened directions
-        whitened = moments.yy @ white_y.weight
+        whitened = moments.yy @ white_y.in_use()
         within_y = whitened.square().sum((1, 2))
         error = within_y + self._changes(moments, solution, chosen)
         entries = moments.n * white_y.rank

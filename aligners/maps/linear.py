@@ -16,6 +16,7 @@ from aligners.maps.solvers import (
     procrustes_rotation,
     ridge_regression,
 )
+from aligners.similarity.algebra.decompositions import thin_svd
 from aligners.similarity.algebra.moments import Moments, squares
 
 
@@ -113,7 +114,7 @@ class Linear(Affine):
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64."""
         weight = least_squares(moments, self.ridge)
-        u, singular, vh = torch.linalg.svd(weight, full_matrices=False)
+        u, singular, vh = thin_svd(weight)
         largest = singular[:, :1]
         condition = largest / singular[:, -1:]
         self.condition.copy_(condition.squeeze(-1))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.maps.matrices import identity_like, picked
+from aligners.similarity.algebra.decompositions import thin_svd
 from aligners.similarity.algebra.moments import Moments, constant_features, squares
 
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
@@ -293,7 +294,7 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         U (S, d_x, c), singular values (S, c), descending, and Vᵀ (S, c, d_y), for c = min(d_x, d_y).
     """
-    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    u, s, vh = thin_svd(matrix)
     known = s > NULL * s[:, :1]
     if known.all():
         return u, s, vh
@@ -330,7 +331,7 @@ def _null_directions(
     rest = rest - known_u @ shares_u
     shares_v = rest @ known_v.mT
     rest = rest - shares_v @ known_v
-    null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
+    null_u, _, null_v = thin_svd(rest)
     return null_u, null_v
 
 

@@ -20,7 +20,6 @@ from aligners.files.resources import free_memory
 from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
-from aligners.similarity.functional.canonical_correlations import nuclear_norm
 from aligners.similarity.outcome import Grids, TileFigures
 from aligners.similarity.passes.one_pass import PassRun
 from aligners.similarity.passes.pass_memory import PassMemory
@@ -350,8 +349,8 @@ class SimilarityEvaluation(pl.LightningModule):
         for of_rank in collected(self._measured()):
             tiles += of_rank
         norms = {}
-        for span, scatter in self._run.scatters():
-            norms[span.model, span.first] = nuclear_norm(scatter).cpu()
+        for span, white in self._run.whitenings():
+            norms[span.model, span.first] = white.nuclear_norm().cpu()
 
         figures = PassFigures(tiles, norms, int(self._run.rows))
         is_new = self._number not in self._finished

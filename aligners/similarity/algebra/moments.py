@@ -9,8 +9,10 @@ from torch import distributed as dist
 
 from aligners.errors import UserError
 
-# bytes of cross moments: small beside most comparisons, large enough for a batch of decompositions
+# bytes of matrices that are decomposed at once: small beside most comparisons
 TILE = 2**22
+# on a GPU, which is fast at many of them: a dozen of width 768
+GPU_TILE = 2**26
 # device of new tensors; None: torch's default
 Device = torch.device | str | None
 
@@ -198,6 +200,20 @@ def squares(scatter: Tensor) -> Tensor:
     return scatter.diagonal(dim1=-2, dim2=-1)
 
 
+def tile_of(device: Device) -> int:
+    """Bytes of matrices that are decomposed at once on a device."""
+    if torch.device(device or "cpu").type == "cpu":
+        return TILE
+    return GPU_TILE
+
+
+def at_once(matrices: Tensor) -> int:
+    """How many of some matrices (..., a, b) are decomposed at once, at least one."""
+    rows, columns = matrices.shape[-2:]
+    bytes_of_each = rows * columns * matrices.element_size()
+    return max(1, tile_of(matrices.device) // bytes_of_each)
+
+
 def by_tile(
     moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]
 ) -> Tensor:
@@ -211,14 +227,13 @@ def by_tile(
     Returns:
         (L_x, L_y, ...).
     """
-    _, layers_y, d_x, d_y = moments.xy.shape
-    bytes_of_a_pair = d_x * d_y * moments.xy.element_size()
-    at_once = max(1, TILE // bytes_of_a_pair)
+    layers_y = moments.xy.shape[1]
+    size = at_once(moments.xy)
     rows = []
     for i, row in enumerate(moments.xy):
         tiles = []
-        for j in range(0, layers_y, at_once):
-            some = slice(j, j + at_once)
+        for j in range(0, layers_y, size):
+            some = slice(j, j + size)
             tiles.append(compute(i, some, row[some].contiguous()))
         rows.append(torch.cat(tiles))
     return torch.stack(rows)
@@ -273,29 +288,46 @@ def check_moments(
     Raises:
         ValueError: which, and in which layers.
     """
-    if moments.n < rows:
-        raise UserError(
-            f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
-        )
+    sides = []
+    flags = [moments.n < rows]
     for name, varying, mean, scatter in (
         ("x", x, moments.mean_x, moments.xx),
         ("y", y, moments.mean_y, moments.yy),
     ):
         variance = squares(scatter) / moments.n
         finite = mean.isfinite() & variance.isfinite()
+        infinite = ~finite.all(-1)
+        constant = constant_features(variance, mean)
+        wrong = _wrongly_constant(constant, varying)
+        sides.append((name, varying, infinite, constant, wrong))
+        flags += [infinite.any(), wrong.any()]
+    if not torch.stack(flags).any():  # the host waits once
+        return
+
+    if moments.n < rows:
+        raise UserError(
+            f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
+        )
+    for name, varying, infinite, constant, wrong in sides:
         expected = f"finite rows for {measure}"
         received = "had NaN or infinite values in"
-        refuse_layers(~finite.all(-1), name, expected, received)
-
-        constant = constant_features(variance, mean)
+        refuse_layers(infinite, name, expected, received)
+        expected = f"states that vary for {measure}"
+        received = "has only constant features in"
         if varying == "features":
             expected = f"features that vary for {measure}"
             received = f"has {int(constant.sum())} constant ones in"
-            refuse_layers(constant.any(-1), name, expected, received)
-        elif varying == "layers":
-            expected = f"states that vary for {measure}"
-            received = "has only constant features in"
-            refuse_layers(constant.all(-1), name, expected, received)
+        refuse_layers(wrong, name, expected, received)
+
+
+def _wrongly_constant(constant: Tensor, varying: Varying | None) -> Tensor:
+    """Which layers have features that do not vary, (L, d), and should, (L,)."""
+    if varying == "features":
+        return constant.any(-1)
+    everywhere = constant.all(-1)
+    if varying == "layers":
+        return everywhere
+    return torch.zeros_like(everywhere)
 
 
 def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
@@ -317,23 +349,38 @@ def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
     Raises:
         ValueError: it does not converge, or was given or gives values that are not finite.
     """
-    if _is_finite(matrix):
-        try:
-            factors = decompose(matrix)
-        except torch.linalg.LinAlgError as error:
-            raise UserError(f"The {what} did not converge: {error}") from error
-        if _is_finite(factors):
-            return factors
-    raise UserError(
-        f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states."
-    )
+    check_finite(what, matrix)
+    factors = converged(what, decompose, matrix)
+    if isinstance(factors, Tensor):
+        check_finite(what, factors)
+    else:
+        check_finite(what, *factors)
+    return factors
 
 
-def _is_finite(values: Tensor | Sequence[Tensor]) -> bool:
-    """Tell whether all numbers of a tensor, or of several, are finite."""
-    if isinstance(values, Tensor):
-        return bool(values.isfinite().all())
-    return all(map(_is_finite, values))
+def converged(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
+    """Decompose a matrix, as `decomposed`, without looking whether values are finite.
+
+    Raises:
+        ValueError: it does not converge.
+    """
+    try:
+        return decompose(matrix)
+    except torch.linalg.LinAlgError as error:
+        raise UserError(f"The {what} did not converge: {error}") from error
+
+
+def check_finite(what: str, *tensors: Tensor) -> None:
+    """Raise unless all values are finite; the host waits once for all of them.
+
+    Raises:
+        ValueError: they are not.
+    """
+    finite = [values.isfinite().all() for values in tensors]
+    if not torch.stack(finite).all():
+        raise UserError(
+            f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states."
+        )
 
 
 def refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:

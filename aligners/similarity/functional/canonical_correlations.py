@@ -1,44 +1,169 @@
 """Whitening, canonical correlations and directions, and what a fit explains of unrelated data by chance."""
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from aligners.errors import check_range
-from aligners.similarity.algebra.moments import GridMoments, decomposed
+from aligners.similarity.algebra.decompositions import singular_values, thin_svd
+from aligners.similarity.algebra.moments import (
+    GridMoments,
+    at_once,
+    check_finite,
+    converged,
+    decomposed,
+    squares,
+)
 
 # ten rows a direction; above it values of fitted measures carry a caution
 MOST_BY_CHANCE = 0.1
+TOLERANCE = 1e-10
 SVD = "SVD behind canonical correlations"
+Ranks = tuple[int, int]  # of X and of Y
 
 
 class Whitening(NamedTuple):
     """A basis in which centred rows have unit, uncorrelated columns.
 
     Attributes:
-        weight: W (..., d, d). WᵀSW is the identity on the first `rank` columns; the columns after them are zero.
+        weight: W (..., d, d). WᵀSW is the identity on the first `rank` columns; those after them are not in use.
             Columns come in descending order of the eigenvalue that each belongs to.
         rank: number of columns in use, (...), an integer.
+        on_host: the same on the CPU, so that nobody has to wait for the device again; None: not known there.
     """
 
     weight: Tensor
     rank: Tensor
+    on_host: Tensor | None = None
 
     def of(self, some: int | slice) -> Self:
         """The whitening of one layer, or of some."""
-        return type(self)(self.weight[some], self.rank[some])
+        ranks = self.ranks()
+        return type(self)(self.weight[some], self.rank[some], ranks[some])
+
+    def ranks(self) -> Tensor:
+        """`rank` on the CPU."""
+        if self.on_host is None:
+            return self.rank.cpu()
+        return self.on_host
+
+    def most(self) -> int:
+        """The largest rank."""
+        return max(self.ranks().flatten().tolist())
 
     def in_use(self) -> Tensor:
-        """The columns of W up to the largest rank."""
-        most = int(self.rank.max())
-        return self.weight[..., :most]
+        """The columns of W up to the largest rank, (..., d, k); zero where they are not in use."""
+        most = self.most()
+        numbers = torch.arange(most, device=self.rank.device)
+        used = numbers < self.rank[..., None]
+        return self.weight[..., :most] * used[..., None, :]
 
 
-# of all layers, from `share` and `standardised`
-Whitenings = Callable[[float, bool], Whitening]
+class Spectrum(NamedTuple):
+    """Eigenvalues and whitened directions of scatters, from which whitenings of every share follow.
+
+    Attributes:
+        values: eigenvalues, descending, (..., d).
+        weight: W (..., d, d): WᵀSW is the identity on the columns whose eigenvalue is not dropped; these are zero.
+        tolerance: below which share of the largest they are dropped.
+    """
+
+    values: Tensor
+    weight: Tensor
+    tolerance: float
+
+    @classmethod
+    def of(cls, scatter: Tensor, tolerance: float, standardised: bool) -> Self:
+        """Decompose scatters (..., d, d), some at a time, for the memory; see `whitening`."""
+        *lead, d, _ = scatter.shape
+        weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
+        values = weight.new_empty(*lead, d)
+        layers = scatter.reshape(-1, d, d)
+        some = at_once(layers)
+        parts = layers.split(some)
+        weights = weight.view(-1, d, d).split(some)
+        spectra = values.view(-1, d).split(some)
+        for part, to, spectrum in zip(parts, weights, spectra, strict=True):
+            _decompose(part, tolerance, standardised, to, spectrum)
+        return cls(values, weight, tolerance)
+
+    def whitening(self, share: float) -> Whitening:
+        """The whitening that keeps a share of the variance."""
+        values = self.values
+        largest = values[..., :1]
+        used = values > self.tolerance * largest
+        if share < 1:
+            carried = values.cumsum(-1) - values  # by the components before this one
+            enough = share * values.sum(-1, keepdim=True)
+            used &= carried < enough
+        rank = used.sum(-1)
+        return Whitening(self.weight, rank, rank.cpu())
+
+
+def _decompose(
+    scatter: Tensor,
+    tolerance: float,
+    standardised: bool,
+    weight: Tensor,
+    spectrum: Tensor,
+) -> None:
+    """Set W (L, d, d) and the eigenvalues (L, d) of `Spectrum`, of scatters (L, d, d)."""
+    variance = squares(scatter)
+    scale = torch.ones_like(variance)
+    if standardised:
+        scale = variance.sqrt()
+    rows = scale[:, :, None]
+    correlation = scatter / (rows * scale[:, None])
+    what = "eigendecomposition behind a whitening"
+    values, vectors = decomposed(what, torch.linalg.eigh, correlation)
+    values = values.flip(-1)
+    used = values > tolerance * values[:, :1]
+    root = values.where(used, 1).rsqrt()
+    root = root * used
+    torch.mul(vectors.flip(-1), root[:, None], out=weight)
+    weight.div_(rows)
+    spectrum.copy_(values)
+
+
+class Whitenings:
+    """The whitenings of the layers of one model, for all measures and all models beside it.
+
+    A layer is decomposed once as it is, and once with standardised features, for all shares of the variance.
+
+    Args:
+        scatter: of each layer, (L, d, d).
+    """
+
+    def __init__(self, scatter: Tensor) -> None:
+        self._scatter = scatter
+        self._spectra: dict[bool, Spectrum] = {}
+        self._known: dict[tuple[float, bool], Whitening] = {}
+
+    def __call__(self, share: float, standardised: bool) -> Whitening:
+        """`whitening` of all layers, computed at the first call."""
+        standardised = standardised or share == 1
+        key = (share, standardised)
+        if key not in self._known:
+            check_range(above=0, most=1, share=share)
+            spectrum = self._spectrum(standardised)
+            self._known[key] = spectrum.whitening(share)
+        return self._known[key]
+
+    def _spectrum(self, standardised: bool) -> Spectrum:
+        """The decomposition of all layers, made at the first call."""
+        if standardised not in self._spectra:
+            spectrum = Spectrum.of(self._scatter, TOLERANCE, standardised)
+            self._spectra[standardised] = spectrum
+        return self._spectra[standardised]
+
+    def nuclear_norm(self) -> Tensor:
+        """`nuclear_norm` of all layers, (L,), from what is decomposed already, if it is."""
+        known = self._spectra.get(False)
+        if known is None:
+            return nuclear_norm(self._scatter)
+        return _sum_of_roots(known.values)
 
 
 def whitenings(scatter: Tensor) -> Whitenings:
@@ -47,12 +172,7 @@ def whitenings(scatter: Tensor) -> Whitenings:
     Args:
         scatter: of each layer, (L, d, d).
     """
-
-    @cache
-    def of_share(share: float, standardised: bool) -> Whitening:
-        return whitening(scatter, share=share, standardised=standardised)
-
-    return of_share
+    return Whitenings(scatter)
 
 
 class Canonical(NamedTuple):
@@ -78,7 +198,7 @@ def whitening(
     scatter: Tensor,
     *,
     share: float = 1.0,
-    tolerance: float = 1e-10,
+    tolerance: float = TOLERANCE,
     standardised: bool = False,
 ) -> Whitening:
     """Whiten the rows whose centred scatter this is, for any number of leading axes at once.
@@ -104,44 +224,9 @@ def whitening(
     """
     check_range(above=0, most=1, share=share)
     check_range(above=0, below=1, tolerance=tolerance)
-    *lead, d, _ = scatter.shape
-    weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
-    rank = torch.empty(lead, dtype=torch.int64, device=scatter.device)
-    weights = weight.view(-1, d, d)
-    ranks = rank.view(-1)
-    layers = scatter.reshape(-1, d, d)
     standardised = standardised or share == 1
-    options = share, tolerance, standardised
-    for i, layer in enumerate(layers):  # one at a time, for the memory
-        weights[i], ranks[i] = _whitened(layer, *options)
-    return Whitening(weight, rank)
-
-
-def _whitened(
-    scatter: Tensor, share: float, tolerance: float, standardised: bool
-) -> tuple[Tensor, Tensor]:
-    """`whitening` of one layer: weight (d, d) and rank, ()."""
-    variance = scatter.diagonal()
-    scale = torch.ones_like(variance)
-    if standardised:
-        scale = variance.sqrt()
-    correlation = scatter / (scale[:, None] * scale)
-    what = "eigendecomposition behind a whitening"
-    values, vectors = decomposed(what, torch.linalg.eigh, correlation)
-    values = values.flip(-1)
-    vectors = vectors.flip(-1)
-
-    largest = values[:1]
-    used = values > tolerance * largest
-    if share < 1:
-        carried = values.cumsum(-1) - values  # by the components before this one
-        enough = share * values.sum()
-        used &= carried < enough
-    root = values.where(used, 1).rsqrt()
-    root = root * used
-    weight = vectors * root
-    weight = weight / scale[:, None]
-    return weight, used.sum()
+    spectrum = Spectrum.of(scatter, tolerance, standardised)
+    return spectrum.whitening(share)
 
 
 def canonical(
@@ -162,64 +247,66 @@ def canonical(
     Raises:
         ValueError: a decomposition does not converge or is not finite.
     """
-    weight_x = white_x.in_use()
-    weight_y = white_y.in_use()
+    weight_x = white_x.weight[..., : white_x.most()]
+    weight_y = white_y.weight[..., : white_y.most()]
     core = weight_x.mT @ xy @ weight_y
     *lead, k_x, k_y = core.shape
-    rank_x = white_x.rank.expand(lead).flatten()
-    rank_y = white_y.rank.expand(lead).flatten()
+    ranks = []
+    for white in (white_x, white_y):
+        of_each = white.ranks().expand(lead)
+        ranks.append(of_each.flatten().tolist())
     blocks = core.reshape(-1, k_x, k_y)
-    rho, u, v = _singular(blocks, rank_x, rank_y, directions)
+    rho, u, v = _singular(blocks, list(zip(*ranks, strict=True)), directions)
 
-    rank = torch.minimum(rank_x, rank_y)
+    rank = torch.minimum(white_x.rank, white_y.rank)
     u = u.view(*lead, k_x, -1)
     v = v.view(*lead, k_y, -1)
     return Canonical(
-        rho=rho.view(*lead, -1), rank=rank.view(lead), a=weight_x @ u, b=weight_y @ v
+        rho=rho.view(*lead, -1), rank=rank.expand(lead), a=weight_x @ u, b=weight_y @ v
     )
 
 
 def _singular(
-    blocks: Tensor, rank_x: Tensor, rank_y: Tensor, directions: bool
+    blocks: Tensor, ranks: Sequence[Ranks], directions: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular values and vectors of blocks (M, k_x, k_y), each of its own ranks, (M,)."""
+    """Singular values and vectors of blocks (M, k_x, k_y), each of its own ranks."""
     m, k_x, k_y = blocks.shape
-    rank = torch.minimum(rank_x, rank_y)
-    c = int(rank.max())
+    c = max(map(min, ranks))
     vectors = c * directions
     rho = blocks.new_zeros(m, c)
     u = blocks.new_zeros(m, k_x, vectors)
     v = blocks.new_zeros(m, k_y, vectors)
-    for some, of_x, of_y in _of_one_rank(rank_x, rank_y):
+    check_finite(SVD, blocks)
+    for some, of_x, of_y in _of_one_rank(ranks, blocks.device):
         block = blocks[some, :of_x, :of_y]
         k = min(of_x, of_y)
         if not directions:
-            values = decomposed(SVD, torch.linalg.svdvals, block)
-            rho[some, :k] = values
+            rho[some, :k] = converged(SVD, singular_values, block)
             continue
-        left, values, right = decomposed(SVD, _thin_svd, block)
+        left, values, right = converged(SVD, thin_svd, block)
         rho[some, :k] = values
         u[some, :of_x, :k] = left
         v[some, :of_y, :k] = right.mT
+    check_finite(SVD, rho, u, v)
     return rho, u, v
 
 
-def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> Iterator[tuple[Tensor, int, int]]:
-    """Indices of the members that share (rank_x, rank_y), with these ranks.
+def _of_one_rank(
+    ranks: Sequence[Ranks], device: torch.device
+) -> Iterator[tuple[Tensor | slice, int, int]]:
+    """Indices of the members that share their ranks of X and Y, on a device, with these ranks.
 
     Each group is decomposed at its own size. In one padded batch the singular vectors of a correlation of 0
     could lie in the padding, and small ranks would cost as much as the largest.
     """
-    ranks = torch.stack([rank_x, rank_y], 1)
-    pairs, group = ranks.unique(dim=0, return_inverse=True)
-    for i, (of_x, of_y) in enumerate(pairs.tolist()):
-        same = group == i
-        some = same.nonzero()
-        yield some[:, 0], of_x, of_y
-
-
-def _thin_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.linalg.svd(matrix, full_matrices=False)
+    groups: dict[Ranks, list[int]] = {}
+    for place, both in enumerate(ranks):
+        groups.setdefault(both, []).append(place)
+    for (of_x, of_y), places in groups.items():
+        some: Tensor | slice = slice(None)
+        if len(groups) > 1:
+            some = torch.tensor(places).to(device, non_blocking=True)
+        yield some, of_x, of_y
 
 
 def regression_chance(moments: GridMoments) -> Tensor:
@@ -289,12 +376,18 @@ def nuclear_norm(scatter: Tensor) -> Tensor:
         ValueError: a scatter that is not finite, or a decomposition that does not converge.
     """
     what = "eigendecomposition behind a nuclear norm"
-    epsilon = torch.finfo(scatter.dtype).eps
-    norms = []
-    for layer in scatter:  # one at a time, for the memory
-        values = decomposed(what, torch.linalg.eigvalsh, layer)
-        rounding = len(layer) * epsilon * values[-1]
-        known = values > rounding
-        roots = values.where(known, 0).sqrt()
-        norms.append(roots.sum())
-    return torch.stack(norms)
+    some = at_once(scatter)
+    values = []
+    for layers in scatter.split(some):  # for the memory
+        ascending = decomposed(what, torch.linalg.eigvalsh, layers)
+        values.append(ascending.flip(-1))
+    return _sum_of_roots(torch.cat(values))
+
+
+def _sum_of_roots(values: Tensor) -> Tensor:
+    """Σ√λ of eigenvalues (L, d), descending, that rounding cannot have made, (L,)."""
+    epsilon = torch.finfo(values.dtype).eps
+    rounding = values.shape[-1] * epsilon * values[:, :1]
+    known = values > rounding
+    roots = values.where(known, 0).sqrt()
+    return roots.sum(-1)

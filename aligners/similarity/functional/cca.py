@@ -273,8 +273,8 @@ def _whitened(
     x = shared.white_x(share, standardised)
     y = shared.white_y(share, standardised)
     n = int(moments.n)
-    rank_x = int(x.rank.max())
-    rank_y = int(y.rank.max())
+    rank_x = x.most()
+    rank_y = y.most()
     # two subspaces of n - 1 dimensions have at least so many in common
     certain = rank_x + rank_y - (n - 1)
     if certain > 0:
@@ -296,7 +296,7 @@ def _decomposed(
     """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
     white_x, white_y = white
     rank = white_x.rank[:, None].minimum(white_y.rank)
-    c = int(rank.max())
+    c = min(white_x.most(), white_y.most())
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
         both = white_x.of(i), white_y.of(some)

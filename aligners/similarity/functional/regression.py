@@ -218,14 +218,14 @@ def _basis(
     check_moments(moments, measure, 3, x=varying, y="features")
     white = white or whitenings(moments.yy)
     basis = white(1.0, False)
-    rank = int(basis.rank.max())
+    rank = basis.most()
     if moments.n - 1 <= rank:
         d_y = moments.yy.shape[-1]
         raise UserError(
             f"{measure} expects more rows than regressors, at least {d_y + 2} for the {d_y} features of `y`, but "
             f"`moments` hold {int(moments.n)}: any X would be explained completely. Give more rows."
         )
-    return basis.weight[..., :rank]
+    return basis.in_use()
 
 
 def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Device, constant_features
 from aligners.similarity.controls import Draw
 from aligners.similarity.functional.attention import fold, word_pairs
+from aligners.similarity.functional.canonical_correlations import Whitenings
 from aligners.similarity.passes.pass_plan import Pass, Settings, Span, Tile
 from aligners.similarity.passes.ranks import ranks, summed, this_rank
 from aligners.similarity.passes.streams import FAR_VALUES, BatchRows, ModelRows, Stream
@@ -129,13 +130,12 @@ class PassRun:
                 taken[name] = sums.tiles.pop(tile)
         return taken
 
-    def scatters(self) -> Iterator[tuple[Span, Tensor]]:
-        """The spans of the pass with their centred scatter matrices (L, d, d), once the pass has ended."""
+    def whitenings(self) -> Iterator[tuple[Span, Whitenings]]:
+        """The spans of the pass with what is decomposed of their layers, once the pass has ended."""
         observed = self.streams["value"]
         for (_, span), sums in observed.sides.items():
             if "moments" in sums.moments:
-                of_all_texts, *_ = sums.moments["moments"]
-                yield span, of_all_texts.xx
+                yield span, sums.white
 
     # ------------------------------------------------------------------ the rows of each stream
 

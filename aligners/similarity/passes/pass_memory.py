@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aligners.similarity.algebra.moments import TILE
+from aligners.similarity.algebra.moments import tile_of
 from aligners.similarity.algebra.pairs import BLOCK, by_gram
 from aligners.similarity.passes.pass_plan import Settings, Span, Tile, spans_of
 from aligners.similarity.passes.streams import Shape, Stream
@@ -100,7 +100,8 @@ class PassMemory:
         x = self._settings.shape_of(tile.x)
         y = self._settings.shape_of(tile.y)
         widest = max(x.width, y.width)
-        most = PAIR * max(TILE, DOUBLE * widest**2)
+        tile = tile_of(self._settings.device)
+        most = PAIR * max(tile, DOUBLE * widest**2)
         for stream in self._settings.streams:
             for budget in stream.budgets:
                 most = max(most, _of_sample(budget, x, y))
@@ -114,10 +115,11 @@ def _of_span(stream: Stream, shape: Shape) -> int:
         matrices = 1
         if stream.groups > 1:
             matrices += stream.groups
-        shared = set()  # whitenings, which measures share
+        shared = set()  # whitenings, of features that are standardised or not
         for measure in stream.measures:
             if measure.family == "moments" and measure.whitened:
-                shared.add(measure.whitened)
+                share, standardised = measure.whitened
+                shared.add(standardised or share == 1)
         matrices += len(shared)
         taken += DOUBLE * matrices * shape.width**2
     return shape.layers * taken

@@ -25,6 +25,7 @@ from aligners.similarity.functional.canonical_correlations import (
     nuclear_norm,
     regression_chance,
     whitening,
+    whitenings,
 )
 from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, pwcca, r2_cca, r2_svcca, svcca
 from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka
@@ -281,12 +282,14 @@ def test_measures_share_what_they_decompose(decomposed: Counter[str]) -> None:
     names = sorted(FUNCTIONS, key=lambda name: catalogue(SHARE)[name].symmetric)  # as a pass computes them
     for name in names:
         evaluate(catalogue(SHARE)[name], first)
-    # 3 + 2 layers, of all features and of components, standardised or not; 3 x 2 pairs for CCA, and for SVCCA and PWCCA
-    assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 2 * 6}
+    # 3 + 2 layers, standardised or not, whatever the share; 3 x 2 pairs for CCA, and for SVCCA and PWCCA
+    assert decomposed == {"eigh": 2 * 5, "svdvals": 6, "svd": 2 * 6}
     for name in names:
         if (measure := catalogue(SHARE)[name]).held_out is not None:
             evaluate(measure._replace(compute=measure.held_out), first, second)
-    assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 5 * 6}
+    assert decomposed == {"eigh": 2 * 5, "svdvals": 6, "svd": 5 * 6}
+    assert first.white_x.nuclear_norm().shape == (3,)
+    assert decomposed == {"eigh": 2 * 5, "svdvals": 6, "svd": 5 * 6}  # the components' eigenvalues are known
 
 
 def test_each_measure_is_refused_by_its_own_name() -> None:
@@ -300,6 +303,32 @@ def test_each_measure_is_refused_by_its_own_name() -> None:
 
 
 # ---------------------------------------------------------------------- whitening and chance
+
+
+@pytest.mark.parametrize("kind", ["tall", "deficient", "scaled"])
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.4])
+def test_a_shared_decomposition_gives_each_share_its_whitening(kind: str, share: float) -> None:
+    scatter = grid_moments(*rows_of(kind)).xx
+    shared = whitenings(scatter)
+    for standardised in (True, False):
+        shared(0.99, standardised)  # which decomposes
+        white = shared(share, standardised)
+        alone = whitening(scatter, share=share, standardised=standardised)
+        assert torch.equal(white.rank, alone.rank)
+        assert white.ranks().tolist() == white.rank.tolist()
+        assert torch.equal(white.in_use(), alone.in_use())
+        units = white.in_use().mT @ scatter @ white.in_use()
+        for one, rank in zip(units, white.rank.tolist(), strict=True):
+            known = torch.zeros_like(one)
+            known[:rank, :rank] = torch.eye(rank)
+            close(one, known, 1e-9)
+    rounding = 1e-9 if kind == "scaled" else 1e-12  # eigenvalues from 1 to 1e-12
+    alone = whitenings(scatter).nuclear_norm()
+    torch.testing.assert_close(shared.nuclear_norm(), alone, rtol=rounding, atol=0)
+    for layer, norm in zip(scatter.numpy(), alone.tolist(), strict=True):
+        values = np.linalg.eigvalsh(layer)
+        kept = values[values > len(values) * np.finfo(float).eps * values[-1]]
+        assert norm == pytest.approx(np.sqrt(kept).sum(), rel=rounding)
 
 
 def test_ranks_drop_deficient_directions_alone_whatever_the_scale_and_shares_are_of_the_variance() -> None:

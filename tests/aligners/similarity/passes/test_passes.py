@@ -1,8 +1,10 @@
 """Whatever the passes, tiles, ranks and interruptions, a comparison finds the same."""
 
 import io
+import math
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -22,7 +24,8 @@ from aligners.datamodules.store.keeping import save_tensors
 from aligners.datamodules.text.sources import TextSource
 from aligners.similarity import similarity_evaluation
 from aligners.similarity.algebra.pairs import CentredRows
-from aligners.similarity.functional import canonical_correlations, cca
+from aligners.similarity.catalogue import DEFAULT
+from aligners.similarity.functional import cca
 from aligners.similarity.functional.cca import pwcca, svcca
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.one_pass import PassRun
@@ -145,12 +148,39 @@ def test_a_tile_keeps_one_copy_of_everything_and_is_decomposed_once(world: World
     assert max(event.cpu_memory_usage for event in profile.events()) < sample.nbytes / 2
 
 
-def test_a_layer_is_whitened_once_for_all_pairs_and_measures(world: World, models: list[str]) -> None:
-    whiten = canonical_correlations._whitened
-    with patch.object(canonical_correlations, "_whitened", side_effect=whiten) as whitened:
-        found = compared(world, models, None, measures=["cca", "r2_cca", "r2", "mixedsim", "svcca", "pwcca"])
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many matrices each decomposition was called with."""
+    counts: Counter[str] = Counter()
+
+    def noted(name: str, decompose: Callable[..., Any], matrix: torch.Tensor, **options: Any) -> Any:
+        counts[name] += math.prod(matrix.shape[:-2])
+        return decompose(matrix, **options)
+
+    for name in ("eigh", "eigvalsh", "svd", "svdvals"):
+        monkeypatch.setattr(torch.linalg, name, partial(noted, name, getattr(torch.linalg, name)))
+    return counts
+
+
+def test_default_measures_decompose_a_layer_twice_and_a_pair_twice(
+    world: World, models: list[str], counted: Counter[str]
+) -> None:
+    found = compared(world, models[:2], None)
+    assert [measure.name for measure in found.measures] == list(DEFAULT)
+    layers_x, layers_y = map(len, found.places)
+    pairs = layers_x * layers_y
+    # layers standardised, for CCA and regression, and as they are, for SVCCA, PWCCA and the nuclear norm; CCA needs
+    # correlations alone, PWCCA directions, which serve SVCCA
+    assert counted == {"eigh": 2 * (layers_x + layers_y), "svdvals": pairs, "svd": pairs}
+
+
+def test_a_layer_is_decomposed_once_for_all_pairs_and_measures(
+    world: World, models: list[str], counted: Counter[str]
+) -> None:
+    found = compared(world, models, None, measures=["cca", "r2_cca", "r2", "mixedsim", "svcca", "pwcca"])
     assert len(found.pairs) == 6
-    assert whitened.call_count == 2 * sum(map(len, found.places))  # all features, and components
+    assert counted["eigh"] == 2 * sum(map(len, found.places))  # standardised or not
+    assert counted["eigvalsh"] == 0
     of_components, more = (
         compared(world, models[:2], None, measures=["svcca", "r2_svcca", "pwcca", *further])
         for further in ([], ["svcca_standardised", "pwcca_standardised"])
@@ -158,12 +188,12 @@ def test_a_layer_is_whitened_once_for_all_pairs_and_measures(world: World, model
     whitenings = 8 * (4 * 16**2 + 3 * 12**2)  # bytes, one of each layer
     assert more.passes[0].bytes - of_components.passes[0].bytes == whitenings
     options = {"controls": True, "groups": 3, "batch_size": 8}
-    with patch.object(canonical_correlations, "_whitened", side_effect=whiten) as whitened:
-        some = compared(world, models[:2], None, measures=["cca"], **options)
-    alone = whitened.call_count
-    with patch.object(canonical_correlations, "_whitened", side_effect=whiten) as whitened:
-        more = compared(world, models[:2], None, measures=["cca", "r2", "mixedsim", "r2_cca"], **options)
-    assert whitened.call_count == alone  # of every control and of what the jackknife leaves out, too
+    counted.clear()
+    some = compared(world, models[:2], None, measures=["cca"], **options)
+    alone = counted["eigh"]
+    counted.clear()
+    more = compared(world, models[:2], None, measures=["cca", "r2", "mixedsim", "r2_cca"], **options)
+    assert counted["eigh"] == alone  # of every control and of what the jackknife leaves out, too
     assert some.refusals == more.refusals == {}
 
 
