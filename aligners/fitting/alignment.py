@@ -43,6 +43,7 @@ from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.maps.matrices import ProductPrecision, Products, precision_of, products_in
+from aligners.maps.shared_solutions import SharedMoments
 from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
@@ -241,8 +242,9 @@ class Alignment(BankTraining):
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
         quiet = hidden(attached_trainer(self))
+        shared = SharedMoments.of(moments)
         for fit in track(self.fits(), "Solving", disable=quiet):
-            own = fit.moments(moments, validation)
+            own = fit.moments(shared, validation)
             fit_map(fit.name, fit.aligner, *own)
         self.moments = moments
 
@@ -577,8 +579,7 @@ class Alignment(BankTraining):
             self.precision = begun_in  # a run goes on as it began
         self.resume(checkpoint, stored)
         if stored["moments"]:
-            moments = Moments(**stored["moments"])
-            self.moments = Moments(*[part.to(self.device) for part in moments])
+            self.moments = Moments(**stored["moments"]).to(self.device)
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record = stored["training"]

@@ -302,7 +302,9 @@ class InjectionEvaluation(Evaluation):
             for bank in self.stored:
                 if bank.data.get("far_rows", "keep") != self.stream.far_rows:
                     known.pop(stored_kind(bank), None)
-        moments = {str(kind): of_kind for kind, of_kind in known.items()}
+        moments = {}
+        for of_rows, of_kind in known.items():
+            moments[str(of_rows)] = of_kind.to(self.device)
         lacking = [str(kind) for kind in self.kinds if kind not in known]
         if lacking:
             moments |= self._read_moments("fit", lacking)
@@ -317,10 +319,8 @@ class InjectionEvaluation(Evaluation):
                     lacking.discard(route)
         if "ridge" not in self.closed_form or not lacking:
             return None
-        kind, moments = first_moments(self.stored)
-        validation = self._read_moments("validation", [str(kind)])[str(kind)]
-        device = moments.n.device
-        return Moments(*[part.to(device) for part in validation])
+        kind, _ = first_moments(self.stored)
+        return self._read_moments("validation", [str(kind)])[str(kind)]
 
     def _read_moments(self, split: Split, kinds: Sequence[str]) -> dict[str, Moments]:
         """Compute the moments of some kinds of rows, on the texts of a split."""
@@ -341,7 +341,7 @@ class InjectionEvaluation(Evaluation):
     ) -> None:
         """Collect the maps of a route, and make its panel for each kind of rows."""
         methods, refusals = route_methods(
-            route, self.stored, self.closed_form, validation
+            route, self.stored, self.closed_form, validation, self.device
         )
         way = DIRECTIONS[route.key]
         for method in methods:

@@ -33,9 +33,10 @@ from aligners.maps.linear import (
     Procrustes,
     Ridge,
 )
+from aligners.maps.shared_solutions import SharedMoments
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Device, Moments
 
 logger = logging.getLogger(__name__)
 Maps = dict[str, dict[str, Aligner]]  # key of a route -> name -> map
@@ -80,9 +81,10 @@ class ClosedForms(Alignment):
     def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
         """Fit the closed forms that the rows determine."""
         self.moments = moments
+        shared = SharedMoments.of(moments)
         for fit in track(self.fits(), "Solving", disable=hidden(self._trainer)):
             try:
-                fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
+                fit_map(fit.name, fit.aligner, *fit.moments(shared, validation))
             except ValueError:
                 del cast(nn.ModuleDict, self.maps[fit.route])[fit.name]
 
@@ -158,6 +160,7 @@ def route_methods(
     stored: Sequence[StoredBank],
     closed_form: Sequence[str],
     validation: Moments | None = None,
+    device: Device = None,
 ) -> tuple[list[Method], dict[str, str]]:
     """Return the maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
@@ -166,21 +169,38 @@ def route_methods(
         stored: checkpoints; closed forms are fitted to the moments of the first.
         closed_form: names out of `KNOWN_CLOSED_FORMS`.
         validation: moments of validation rows from X to Y, which choose the strength of ridges.
+        device: where closed forms are solved, and stay; default: where the moments are.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
     """
+    held = _held_by(stored, route.key)
+    lacking = [name for name in closed_form if name not in held]
+    solved, refusals = _solved(route, stored, lacking, validation, device)
+    return [*solved, *held.values()], refusals
+
+
+def _solved(
+    route: Route,
+    stored: Sequence[StoredBank],
+    closed_form: Sequence[str],
+    validation: Moments | None,
+    device: Device,
+) -> tuple[list[Method], dict[str, str]]:
+    """Return closed forms, solved on a device, and why others could not be fitted; see `route_methods`."""
     kind, moments = first_moments(stored)
+    if device is None:
+        device = moments.n.device
+    moments = SharedMoments.of(moments.to(device))
+    if validation is not None:
+        validation = validation.to(device)
     if route.key == BACKWARD:
         moments = moments.swap()
         if validation is not None:
             validation = validation.swap()
-    held = _held_by(stored, route.key)
     methods, refusals = [], {}
     for name in closed_form:
-        if name in held:
-            continue
-        aligner = KNOWN_CLOSED_FORMS[name](*route.sizes)
+        aligner = KNOWN_CLOSED_FORMS[name](*route.sizes).to(device)
         try:
             fit_map(name, aligner, moments, validation)
         except ValueError as error:
@@ -189,7 +209,7 @@ def route_methods(
         about = describe_map(aligner)
         about |= {"fitted_on": str(kind), "checkpoint": None}
         methods.append(Method.of(name, "method", aligner, about))
-    return [*methods, *held.values()], refusals
+    return methods, refusals
 
 
 def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:

@@ -22,16 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
-from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import Affine
+from aligners.maps.shared_solutions import CanonicalSolution, canonical_solution
 from aligners.maps.solvers import deviations
 from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.functional.canonical_correlations import (
-    Canonical,
-    Whitening,
-    canonical,
-    whitening,
-)
+from aligners.similarity.functional.canonical_correlations import Canonical
 
 
 class _Canonical(Affine):
@@ -303,24 +298,10 @@ class PWCCA(_Canonical):
         return found
 
 
-def _solve(
-    moments: Moments, share: float, tolerance: float
-) -> tuple[Canonical, Whitening, Whitening]:
-    """Find canonical directions from moments, and raise if there are too few rows for them to mean anything."""
+def _solve(moments: Moments, share: float, tolerance: float) -> CanonicalSolution:
+    """Find canonical directions from moments, and raise if they would mean nothing."""
     deviations(moments, constant_neurons=share < 1)
-    white_x = whitening(moments.xx, share=share, tolerance=tolerance)
-    white_y = whitening(moments.yy, share=share, tolerance=tolerance)
-    together = white_x.rank + white_y.rank
-    surplus = together - (moments.n - 1)
-    if (surplus > 0).any():
-        site = int(surplus.argmax())
-        raise UserError(
-            f"Expected at least {int(together[site]) + 1} fitting rows, one more than X and Y have directions at site "
-            f"pair number {site}, but got {int(moments.n)}: {int(surplus[site])} canonical correlations would be 1 "
-            f"whatever the states are. {MORE_ROWS} SVCCA with a smaller `share` needs fewer."
-        )
-    solution = canonical(white_x, white_y, moments.xy)
-    return solution, white_x, white_y
+    return canonical_solution(moments, share, tolerance)
 
 
 def _first(found: Canonical, directions: int | None) -> Tensor:

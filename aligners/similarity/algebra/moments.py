@@ -48,6 +48,11 @@ class Moments(NamedTuple):
         n, mean_x, mean_y, xx, yy, xy = self
         return type(self)(n, mean_y, mean_x, yy, xx, xy.mT)
 
+    def to(self, device: Device) -> Self:
+        """Return the moments on a device."""
+        parts = [part.to(device) for part in self]
+        return type(self)(*parts)
+
 
 def zeros_of(shapes: Sequence[tuple[int, ...]], device: Device = None) -> list[Tensor]:
     """Make a float64 tensor of zeros of each shape."""
@@ -129,8 +134,7 @@ class MomentsMetric:
 
     def to(self, device: torch.device | str) -> Self:
         """Move to a device."""
-        parts = [part.to(device) for part in self._moments]
-        self._moments = Moments(*parts)
+        self._moments = self._moments.to(device)
         return self
 
     def update(self, x: Tensor, y: Tensor) -> None:

@@ -100,8 +100,8 @@ class PassMemory:
         x = self._settings.shape_of(tile.x)
         y = self._settings.shape_of(tile.y)
         widest = max(x.width, y.width)
-        tile = tile_of(self._settings.device)
-        most = PAIR * max(tile, DOUBLE * widest**2)
+        at_once = tile_of(self._settings.device)
+        most = PAIR * max(at_once, DOUBLE * widest**2)
         for stream in self._settings.streams:
             for budget in stream.budgets:
                 most = max(most, _of_sample(budget, x, y))

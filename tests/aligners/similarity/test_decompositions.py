@@ -1,4 +1,4 @@
-"""Singular values by an eigendecomposition, within the bound that they state, and the one place that chooses a driver."""
+"""Singular values by an eigendecomposition, within the bound that they state, and where a driver is chosen."""
 
 from typing import Any
 
