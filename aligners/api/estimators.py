@@ -32,12 +32,14 @@ from aligners.api.arrays import (
     rows,
     rows_of_both,
 )
+from aligners.api.groups import Groups
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
 from aligners.similarity.algebra.moments import Moments, moments_of
 
 if TYPE_CHECKING:
+    from aligners.api.map_report import MapReport
     from aligners.fitting.saved_bank import StoredBank
 
 __all__ = ["ArrayMap", "NotFittedError", "TrainedMap"]
@@ -64,6 +66,7 @@ class ArrayMap:
         bank_: the aligner, a bank of one map for each site; like all attributes here, there once the map is fitted.
         sites_: the keys of the sites that it was fitted on; None for rows of one site.
         mean_y_: mean of Y's fitting rows, (S, d_y).
+        mean_x_: mean of X's fitting rows, (S, d_x); None for maps read from files of earlier versions.
         n_features_in_: d_x.
         feature_names_in_: names of the columns of X, if it was a data frame.
         coef_: coefficients of maps that are linear in closed form: (d_y, d_x), or (S, d_y, d_x) at several sites.
@@ -127,7 +130,8 @@ class ArrayMap:
         fit_map(self.aligner.__name__, bank, *moments, advice="Give more rows.")
         self._train(bank, of_x, of_y)
         sites, (first, *_) = by_site(x)
-        self._keep(bank, moments[0].mean_y, sites, first, column_names(x))
+        means = moments[0].mean_x, moments[0].mean_y
+        self._keep(bank, means, sites, first, column_names(x))
         return self
 
     def transform(self, x: Array) -> Any:
@@ -188,6 +192,26 @@ class ArrayMap:
             return scores[0]
         return scores
 
+    def report(self, x: Array, y: Array, groups: Groups | None = None) -> "MapReport":
+        """Measure the map on held-out rows, beside its floors: see `MapReport`.
+
+        Args:
+            x: (N, d_x) rows that the map was not fitted on, or several sites.
+            y: (N, d_y), row by row the partners of `x`, or the same sites.
+            groups: (N,) the text of each row, by number or by name; intervals are then over texts. Default: every row
+                is a text of its own, which makes them too narrow for rows that are alike, such as tokens of one text.
+
+        Raises:
+            ValueError: as `score`, or `groups` is not one entry for each row.
+        """
+        from aligners.api.map_report import HeldOut, report_of
+
+        of_x, of_y = self._rows(x, "x"), self._rows(y, "y")
+        check_paired(of_x, of_y)
+        means = getattr(self, "mean_x_", None), self.mean_y_
+        held_out = HeldOut(of_x, of_y, means, groups)
+        return report_of(repr(self), self.bank, held_out, self.sites_)
+
     def at(self, site: Hashable) -> Self:
         """Return the map of one of several sites.
 
@@ -207,10 +231,13 @@ class ArrayMap:
         place = [sites.index(site)]
         taken = take_places(bank, place).to(self.mean_y_.device)
         like = getattr(self, "coef_", None)
+        mean_x = getattr(self, "mean_x_", None)
+        if mean_x is not None:
+            mean_x = mean_x[place]
         one = copy(self)
         one._keep(
             taken,
-            self.mean_y_[place],
+            (mean_x, self.mean_y_[place]),
             None,
             like,
             getattr(self, "feature_names_in_", ()),
@@ -239,7 +266,7 @@ class ArrayMap:
             OSError: the file cannot be written; what was there before is still there.
             ValueError: the map is not fitted.
         """
-        from aligners.fitting.saved_bank import FORWARD, StoredBank, save_bank
+        from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, save_bank
 
         name = type(self.bank).__name__.lower()
         data = {
@@ -247,13 +274,16 @@ class ArrayMap:
             "columns": list(getattr(self, "feature_names_in_", ())),
             "keys": self.sites_ and [_plain(key) for key in self.sites_],
         }
+        spread = {FORWARD: {"mean": self.mean_y_}}
+        if self.mean_x_ is not None:
+            spread[BACKWARD] = {"mean": self.mean_x_}
         stored = StoredBank(
             "arrays",
             maps={FORWARD: {name: self.bank}},
             pairs={FORWARD: []},
             data=data,
             data_config={},
-            spread={FORWARD: {"mean": self.mean_y_}},
+            spread=spread,
         )
         save_bank(stored, Path(path))
 
@@ -288,11 +318,11 @@ class ArrayMap:
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
         bank = _one_map(stored.maps[route], kind, name, path)
 
-        mean_y = _mean_y(stored, route)
+        means = _means(stored, route)
         options = stored.data.get("options", bank.options())
         columns = stored.data.get("columns", ())
         ready = cast(Self, _estimator(bank, options))
-        ready._keep(bank, mean_y, _sites_of(stored, route), None, columns)
+        ready._keep(bank, means, _sites_of(stored, route), None, columns)
         return ready
 
     def __sklearn_tags__(self) -> Any:
@@ -339,7 +369,7 @@ class ArrayMap:
     def _keep(
         self,
         bank: Aligner,
-        mean_y: Tensor,
+        means: tuple[Tensor | None, Tensor],
         sites: list[Hashable] | None,
         like: Array,
         columns: Sequence[str],
@@ -349,7 +379,7 @@ class ArrayMap:
             if name.endswith("_"):
                 delattr(self, name)
         self.bank_: Aligner = bank.requires_grad_(False).eval()
-        self.mean_y_ = mean_y
+        self.mean_x_, self.mean_y_ = means
         self.sites_ = sites
         self.n_features_in_ = bank.d_x
         if len(columns):
@@ -420,15 +450,16 @@ def _one_map(
     return held[name]
 
 
-def _mean_y(stored: "StoredBank", route: str) -> Tensor:
-    """Return the mean of the fitting rows that a route leads to."""
-    from aligners.fitting.saved_bank import FORWARD
+def _means(stored: "StoredBank", route: str) -> tuple[Tensor | None, Tensor]:
+    """Return the means of the fitting rows of source and target of a route; that of the source may be unknown."""
+    from aligners.fitting.saved_bank import BACKWARD, FORWARD
 
+    turned = BACKWARD if route == FORWARD else FORWARD
     if stored.moments is None:
-        return stored.spread[route]["mean"]
-    if route == FORWARD:
-        return stored.moments.mean_y
-    return stored.moments.swap().mean_y
+        source = stored.spread.get(turned, {})
+        return source.get("mean"), stored.spread[route]["mean"]
+    means = {FORWARD: stored.moments.mean_y, BACKWARD: stored.moments.swap().mean_y}
+    return means[turned], means[route]
 
 
 def _sites_of(stored: "StoredBank", route: str) -> list[Hashable] | None:
