@@ -31,9 +31,13 @@ __all__ = [
     "load",
     "load_texts",
     "read_artefacts",
+    "read_control_vector",
+    "read_tuned_lens",
     "states",
     "steer",
     "write_artefact",
+    "write_control_vector",
+    "write_tuned_lens",
 ]
 
 

@@ -18,7 +18,13 @@ from aligners.injection.scoring.task_scores import check_labels
 from aligners.maps.base import Aligner
 from aligners.models.model import FrozenModel
 from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
-from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
+from aligners.probing.artefacts.control_vectors import (
+    read_control_vector,
+    write_control_vector,
+)
+from aligners.probing.artefacts.dictionaries import Dictionary
+from aligners.probing.artefacts.kinds import Artefact, Direction, Head
+from aligners.probing.artefacts.tuned_lens import read_tuned_lens, write_tuned_lens
 
 __all__ = [
     "Artefact",
@@ -29,8 +35,12 @@ __all__ = [
     "carry",
     "compare",
     "read_artefacts",
+    "read_control_vector",
+    "read_tuned_lens",
     "steer",
     "write_artefact",
+    "write_control_vector",
+    "write_tuned_lens",
 ]
 
 

@@ -9,7 +9,11 @@ from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.read_rows import Link
 from aligners.errors import UserError
 from aligners.models.architectures import Component
-from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
+from aligners.probing.artefacts.artefact_files import (
+    read_artefacts,
+    write_artefact,
+    write_carried_control_vector,
+)
 from aligners.probing.artefacts.carrying import Carrying, own_sites
 from aligners.probing.artefacts.kinds import Artefact
 from aligners.reports.names import file_names
@@ -52,7 +56,8 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     Args:
         run: of the command.
         artefacts: Folder of an artefact or of several, with artefact.json and artefact.safetensors, SAELens' cfg.json
-            and sae_weights.safetensors, or what `train.py probe` or `train.py stitch` has left. It is carried from its
+            and sae_weights.safetensors, a control vector in GGUF with an artefact.json that names its `model`, or what
+            `train.py probe` or `train.py stitch` has left. It is carried from its
             own site to the same site of Y, or to the best one if depths differ; `--data.sites 4:6` names others.
     """
     if artefacts is None:
@@ -70,6 +75,8 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
         scores = [score for score in every if score["artefact"] == old.name]
         card = artefact_card(row, scores, carrying.meta, through=bool(new.through))
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
+    vector = run.folder / "artefacts" / "control_vector.gguf"
+    write_carried_control_vector(carrying.carried, vector)
 
 
 def check(artefacts: list[Artefact], data: PairedActivations) -> None:

@@ -25,17 +25,19 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.maps.base import Aligner
 from aligners.models.model_identity import deciding
-from aligners.probing.artefacts.kinds import (
-    KINDS,
-    Artefact,
-    Dictionary,
-    Probe,
-    Stitching,
+from aligners.probing.artefacts.control_vectors import (
+    read_control_vector,
+    write_control_vector,
 )
+from aligners.probing.artefacts.dictionaries import Dictionary
+from aligners.probing.artefacts.hook_names import hook_like, site_of_hook
+from aligners.probing.artefacts.kinds import Artefact, Direction, Head, Probe, Stitching
 from aligners.probing.probe_bank import Bank
 from aligners.probing.storing import PROBES, load_banks
 
 logger = logging.getLogger(__name__)
+
+KINDS = {kind.kind: kind for kind in (Direction, Head, Probe, Stitching, Dictionary)}
 
 ABOUT = "artefact.json"
 TENSORS = "artefact.safetensors"
@@ -48,7 +50,6 @@ CONDITION = (
     "condition"  # condition number of a linear map: infinite where it has no inverse
 )
 PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npz", ".npy", ".ckpt")
-HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
 
 
 def read_artefacts(place: Path | str) -> list[Artefact]:
@@ -56,7 +57,8 @@ def read_artefacts(place: Path | str) -> list[Artefact]:
 
     Args:
         place: a folder with artefact.json, with cfg.json of SAELens, or a run of `train.py probe` or `stitch`, whose
-            single-layer probes and whose maps from its first model are artefacts; or a folder of such folders.
+            single-layer probes and whose maps from its first model are artefacts; or a folder of such folders. Beside
+            artefact.json may lie control vectors in GGUF, whose `model` it names: a direction for each site.
 
     Raises:
         ValueError: there is no artefact; or one is damaged, does not name its model, or is a pickle.
@@ -99,6 +101,9 @@ def _advice(folder: Path) -> str:
 def _of_folder(folder: Path) -> list[Artefact]:
     """Read the artefacts of one folder, in any of the formats."""
     if (folder / ABOUT).is_file():
+        vectors = sorted(folder.glob("*.gguf"))
+        if vectors:
+            return _control_vectors(folder, vectors)
         return [_described(folder)]
     if (folder / CFG).is_file():
         return [_dictionary(folder, {"name": folder.name})]
@@ -129,21 +134,29 @@ def _described(folder: Path) -> Artefact:
     return kind(_tensors(folder / TENSORS), about, through)
 
 
+def _control_vectors(folder: Path, vectors: Sequence[Path]) -> list[Artefact]:
+    """Read the control vectors of a folder, whose artefact.json names their model."""
+    about = _json(folder / ABOUT)
+    model = about.get("model")
+    if model is None or about.get("kind", Direction.kind) != Direction.kind:
+        raise UserError(
+            f"Expected {folder / ABOUT} to name the `model` that {vectors[0].name} beside it steers, and the `kind` "
+            f"'direction' or none, but got {about}."
+        )
+    found = list[Artefact]()
+    for path in vectors:
+        found += read_control_vector(path, model=str(model))
+    return found
+
+
 def _dictionary(
     folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()
 ) -> Dictionary:
     """Read a dictionary of SAELens; its cfg.json has the metadata under `metadata`, or beside the other fields."""
     cfg = _json(folder / CFG)
     told = {**cfg, **(cfg.get("metadata") or {})}
-    hook = HOOK.fullmatch(str(told.get("hook_name")))
     if "site" not in about:
-        if hook is None:
-            raise UserError(
-                f"Expected `hook_name` of {folder / CFG} to be blocks.N.hook_resid_pre or blocks.N.hook_resid_post, "
-                f"but got {told.get('hook_name')!r}: only dictionaries of the residual stream between blocks can be "
-                "carried."
-            )
-        about["site"] = int(hook[1]) + (hook[2] == "post")
+        about["site"] = site_of_hook(str(told.get("hook_name")), folder / CFG)
     usual = {"kind": "dictionary", "model": told.get("model_name"), "rows": "tokens"}
     about = {**usual, **about, "cfg": cfg}
     _check_model(about, folder / CFG)
@@ -284,19 +297,34 @@ def write_artefact(
             (unfinished / CARD).write_text(card, encoding="utf-8")
 
 
+def write_carried_control_vector(artefacts: Sequence[Artefact], path: Path) -> None:
+    """Write the directions that a control vector has brought as one again, where each has a site of its own."""
+    directions = []
+    for artefact in artefacts:
+        if isinstance(artefact, Direction) and "model_hint" in artefact.about:
+            directions.append(artefact)
+    sites = {direction.site for direction in directions}
+    if not directions:
+        return
+    if len(sites) < len(directions) or 0 in sites:
+        logger.warning(
+            f"{path.name} is not written: several directions have gone to one site, or one to the embeddings."
+        )
+        return
+    write_control_vector(directions, path)
+
+
 def _write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _cfg(dictionary: Dictionary) -> dict[str, Any]:
     """Return cfg.json with the present model and hook, where it names them."""
+    told = {**dictionary.cfg, **(dictionary.cfg.get("metadata") or {})}
     site = dictionary.site
-    hook = "blocks.0.hook_resid_pre"
-    if site:
-        hook = f"blocks.{site - 1}.hook_resid_post"
     new = {
         "model_name": dictionary.about["model"],
-        "hook_name": hook,
+        "hook_name": hook_like(str(told.get("hook_name")), site),
         "hook_layer": max(site - 1, 0),
     }
     cfg = {key: new.get(key, value) for key, value in dictionary.cfg.items()}

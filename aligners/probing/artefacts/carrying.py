@@ -27,6 +27,7 @@ from aligners.probing.artefacts.carrying_maps import (
     fit_maps,
     forward_map,
 )
+from aligners.probing.artefacts.dictionaries import Dictionary
 from aligners.probing.artefacts.fate import (
     MOST_ROWS,
     Row,
@@ -37,7 +38,7 @@ from aligners.probing.artefacts.fate import (
     verdict,
     with_labels,
 )
-from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
+from aligners.probing.artefacts.kinds import Artefact, Direction, Head
 from aligners.probing.artefacts.owning import Truth, caution, truth_of
 
 TOKENS, WORDS = RowKind("tokens"), RowKind("words")

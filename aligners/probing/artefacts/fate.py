@@ -13,7 +13,8 @@ from aligners.injection.scoring.scores import (
     resampled_counts,
     with_interval,
 )
-from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
+from aligners.probing.artefacts.dictionaries import Dictionary
+from aligners.probing.artefacts.kinds import Artefact, Head
 
 COLUMNS = 8  # of many answers, such as a dictionary's features, as many as are compared; those that vary most
 MOST_ROWS = 2000  # number of rows that statistics are computed on, evenly spaced

@@ -1,4 +1,6 @@
-"""What people build on a model's hidden states: directions, heads, probes, stitching layers, dictionaries.
+"""What people build on a model's hidden states: directions, heads, probes, stitching layers.
+
+Sparse dictionaries are in `aligners.probing.artefacts.dictionaries`.
 
 Each kind turns states (N, d) into answers (N, C), and can be carried through a map between two models.
 """
@@ -31,8 +33,6 @@ ACTIVATIONS = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-ARCHITECTURES = ("standard", "jumprelu", "topk")  # of SAELens
-NORMALISATIONS = ("none", "expected_average_only_in")
 Tensors = dict[str, Tensor]
 Parts = tuple[
     Tensor, Tensor
@@ -375,102 +375,6 @@ class Stitching(Artefact):
         return self.bank.to(states.device)(states[None].float())[0]
 
 
-class Dictionary(Artefact):
-    """A sparse autoencoder in the format of SAELens: features a = σ((x − b_dec) W_enc + b_enc), x̂ = a W_dec + b_dec.
-
-    `cfg` holds its cfg.json: `architecture` standard (ReLU), jumprelu or topk; where `apply_b_dec_to_input` is false,
-    b_dec is not subtracted. With `rescale_acts_by_decoder_norm`, features are in units of the decoder's rows.
-    """
-
-    kind, reads = "dictionary", "W_dec"
-
-    @property
-    def cfg(self) -> Mapping[str, Any]:
-        """The dictionary's cfg.json."""
-        return self.about["cfg"]
-
-    @property
-    def doubts(self) -> list[str]:
-        """Cautions about what it reads: SAELens records changes to the model whose states it was trained on."""
-        name = "model_from_pretrained_kwargs"
-        metadata = self.cfg.get("metadata") or {}
-        loading = self.cfg.get(name) or metadata.get(name) or {}
-        if not loading.get("center_writing_weights"):
-            return []
-        return [
-            f"Caution: the dictionary {self.name} was trained on states of a model whose writing weights were centred "
-            "(`center_writing_weights` of its cfg.json), which have mean zero over the features. The states read "
-            "here do not, so its features do not mean what they were trained for."
-        ]
-
-    @property
-    def plain(self) -> list[Tensor]:
-        """W_enc, b_enc, W_dec and b_dec in float64, for states that are neither shifted nor rescaled."""
-        encoder = self.tensors["W_enc"].double()
-        shift = self.tensors["b_enc"].double()
-        decoder = self.tensors["W_dec"].double()
-        b_dec = self.tensors["b_dec"].double()
-        if self.cfg.get("apply_b_dec_to_input", True):
-            shift = shift - b_dec @ encoder
-        if self.cfg.get("rescale_acts_by_decoder_norm"):
-            norm = decoder.norm(dim=1)
-            encoder, shift, decoder = (
-                encoder * norm,
-                shift * norm,
-                decoder / norm[:, None],
-            )
-        return [encoder, shift, decoder, b_dec]
-
-    def _check(self) -> None:
-        cfg = self.cfg
-        architecture = str(cfg.get("architecture", "standard"))
-        normalisation = str(cfg.get("normalize_activations", "none"))
-        check_known(ARCHITECTURES, architecture=architecture)
-        check_known(NORMALISATIONS, normalize_activations=normalisation)
-
-        d, m = cfg.get("d_in"), cfg.get("d_sae")
-        shapes = {"W_enc": (d, m), "b_enc": (m,), "W_dec": (m, d), "b_dec": (d,)}
-        if architecture == "jumprelu":
-            shapes["threshold"] = (m,)
-        self.expect(**shapes)
-        if architecture == "topk":
-            check_range(least=1, most=m, k=cfg.get("k"))
-
-    def _read(self, states: Tensor) -> Tensor:
-        encoder, shift = (part.to(states) for part in self.plain[:2])
-        before = states @ encoder + shift
-        if self.cfg.get("architecture") == "topk":
-            kept = before.topk(int(self.cfg["k"]), -1)
-            return torch.zeros_like(before).scatter(
-                -1, kept.indices, kept.values.relu()
-            )
-        threshold = self.tensors.get("threshold", torch.zeros(())).to(before)
-        return before.relu() * (before > threshold)
-
-    @torch.no_grad()
-    def decode(self, features: Tensor) -> Tensor:
-        """Return states from features, (N, m) -> (N, d), of the dictionary's own width."""
-        decoder, b_dec = (part.to(features) for part in self.plain[2:])
-        return features @ decoder + b_dec
-
-    def _moved(
-        self, back: Parts, forward: Callable[[], Parts]
-    ) -> tuple[Tensors, Mapping[str, Any]]:
-        encoder, shift, decoder, b_dec = self.plain
-        weight, bias = back
-        forward_weight, forward_bias = forward()
-        moved = {
-            "W_enc": weight @ encoder,
-            "b_enc": bias @ encoder + shift,
-            "W_dec": decoder @ forward_weight,
-            "b_dec": b_dec @ forward_weight + forward_bias,
-        }
-        cfg = {**self.cfg, "d_in": len(weight), "apply_b_dec_to_input": False}
-        if "rescale_acts_by_decoder_norm" in cfg:
-            cfg["rescale_acts_by_decoder_norm"] = False
-        return self.tensors | moved, {"cfg": cfg}
-
-
 # ---------------------------------------------------------------------- affine maps
 
 
@@ -524,6 +428,3 @@ def _mean(aligner: Aligner) -> Tensor:
     if mean is None:
         return torch.zeros(aligner.d_x)
     return mean[0, 0]
-
-
-KINDS = {kind.kind: kind for kind in (Direction, Head, Probe, Stitching, Dictionary)}

@@ -9,7 +9,8 @@ from aligners.fitting.saved_bank import describe_aligner
 from aligners.maps import INN, Linear
 from aligners.maps.linear import Ridge
 from aligners.probing.artefacts.carrying_maps import PairedRows
-from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head, Probe, Stitching
+from aligners.probing.artefacts.dictionaries import Dictionary
+from aligners.probing.artefacts.kinds import Artefact, Direction, Head, Probe, Stitching
 from aligners.probing.probe_bank import Bank, ModelLayer, Variant
 from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
@@ -18,7 +19,7 @@ WIDTH, FEATURES = 12, 20
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def about(kind: str, **more: Any) -> dict[str, Any]:
@@ -45,10 +46,17 @@ def _stitching(bank: Any) -> Stitching:
 
 def dictionary(architecture: str, **cfg: Any) -> Dictionary:
     """A random one."""
-    shapes = {"W_enc": (WIDTH, FEATURES), "b_enc": (FEATURES,), "W_dec": (FEATURES, WIDTH), "b_dec": (WIDTH,)}
-    shapes |= {"threshold": (FEATURES,)} if architecture == "jumprelu" else {}
+    shapes: dict[str, tuple[int, ...]] = {"W_enc": (WIDTH, FEATURES), "W_dec": (FEATURES, WIDTH), "b_dec": (WIDTH,)}
+    biases = ("b_gate", "b_mag", "r_mag") if architecture == "gated" else ("b_enc",)
+    shapes |= dict.fromkeys(biases, (FEATURES,))
+    more: dict[str, Any] = {}
+    if architecture == "jumprelu":
+        shapes["threshold"] = (FEATURES,)
+    if architecture == "batchtopk":
+        shapes["topk_threshold"] = ()
+    if architecture == "topk":
+        more = {"k": 4}
     tensors = {name: draw(*shape, seed=number) for number, (name, shape) in enumerate(shapes.items())}
-    more: dict[str, Any] = {"k": 4} if architecture == "topk" else {}
     metadata = {"model_name": "old-model", "hook_name": "blocks.1.hook_resid_post"}
     told = {"architecture": architecture, "d_in": WIDTH, "d_sae": FEATURES, "metadata": metadata, **more, **cfg}
     return Dictionary(tensors, about(f"dictionary-{architecture}-{len(cfg)}", cfg=told))
@@ -74,6 +82,9 @@ ARTEFACTS: dict[str, Artefact] = {
     "dictionary": dictionary("standard"),
     "jumprelu": dictionary("jumprelu", apply_b_dec_to_input=False),
     "topk": dictionary("topk", rescale_acts_by_decoder_norm=True),
+    "batchtopk": dictionary("batchtopk", k=4.5, rescale_acts_by_decoder_norm=True),
+    "gated": dictionary("gated"),
+    "gated_unshifted": dictionary("gated", apply_b_dec_to_input=False),
 }
 THROUGH: dict[str, Artefact] = {"network": _stitching(INN(1, WIDTH, WIDTH, couplings=2))}  # nothing can be folded into
 

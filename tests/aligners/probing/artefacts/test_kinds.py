@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -26,7 +27,9 @@ from torch import Tensor
 from aligners import maps as banks
 from aligners.api import INN, Linear, carry, read_artefacts, write_artefact
 from aligners.fitting.saved_bank import StoredBank, save_bank
-from aligners.probing.artefacts.kinds import Dictionary, Direction, Head, Probe, Stitching
+from aligners.probing.artefacts.dictionaries import Dictionary
+from aligners.probing.artefacts.hook_names import hook_like, site_of_hook
+from aligners.probing.artefacts.kinds import Direction, Head, Probe, Stitching
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -111,7 +114,73 @@ def test_features_are_those_of_the_formula(kind: str) -> None:
     assert not dark.answers(states).any()
 
 
-@pytest.mark.parametrize("kind", ["dictionary", "jumprelu", "topk"])
+@pytest.mark.parametrize("kind", ["gated", "gated_unshifted", "batchtopk"])
+def test_features_are_those_of_saelens(kind: str) -> None:
+    """Row by row and feature by feature, in the order in which SAELens computes."""
+    sae, states = cast(Dictionary, ARTEFACTS[kind]), paired("rotated").old.double().numpy()
+    tensors = {name: value.double().numpy() for name, value in sae.tensors.items()}
+    norms = np.sqrt((tensors["W_dec"] ** 2).sum(1))
+    expected = np.zeros((len(states), FEATURES))
+    for row, state in enumerate(states):
+        shifted = state if kind == "gated_unshifted" else state - tensors["b_dec"]
+        for feature in range(FEATURES):
+            product = shifted @ tensors["W_enc"][:, feature]
+            if kind == "batchtopk":
+                size = (product + tensors["b_enc"][feature]) * norms[feature]
+                there = size > tensors["topk_threshold"]
+            else:
+                there = product + tensors["b_gate"][feature] > 0
+                size = product * np.exp(tensors["r_mag"][feature]) + tensors["b_mag"][feature]
+            expected[row, feature] = max(size, 0) if there else 0
+    found = sae.answers(torch.from_numpy(states))
+    assert 0.1 < np.count_nonzero(expected) / expected.size < 0.9
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("normalisation", ["layer_norm", "constant_norm_rescale"])
+def test_what_changes_each_row_keeps_the_map_beside_it(normalisation: str, tmp_path: Path) -> None:
+    plain, rows = dictionary("standard"), paired("wider")
+    made = dictionary("standard", normalize_activations=normalisation)
+    states = rows.old.double().numpy()
+    if normalisation == "layer_norm":
+        changed = (states - states.mean(1, keepdims=True)) / (states.std(1, ddof=1, keepdims=True) + 1e-5)
+    else:
+        changed = states * np.sqrt(WIDTH) / np.linalg.norm(states, axis=1, keepdims=True)
+    expected = plain.answers(torch.from_numpy(changed)).float()
+    torch.testing.assert_close(made.answers(rows.old), expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(plain.answers(rows.old), expected, rtol=1e-2, atol=1e-2)
+    write_artefact(made.carried(back_map("wider"), model="new-model"), tmp_path / "one")
+    (read,) = read_artefacts(tmp_path)
+    assert read.through
+    torch.testing.assert_close(read.answers(rows.new).float(), expected, rtol=1e-3, atol=1e-3)
+
+
+HOOKS = {
+    "blocks.3.hook_resid_pre": (3, "blocks.5.hook_resid_post"),
+    "blocks.3.hook_resid_post": (4, "blocks.5.hook_resid_post"),
+    "blocks.3.hook_in": (3, "blocks.5.hook_out"),
+    "blocks.3.hook_out": (4, "blocks.5.hook_out"),
+    "model.layers.3": (4, "model.layers.5"),
+    "transformer.h.3": (4, "transformer.h.5"),
+    "bert.encoder.layer.3": (4, "bert.encoder.layer.5"),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_are_sites(hook: str) -> None:
+    site, sixth = HOOKS[hook]
+    assert site_of_hook(hook, Path("cfg.json")) == site
+    assert hook_like(hook, 6) == sixth
+    assert site_of_hook(hook_like(hook, 0), Path("cfg.json")) == 0
+
+
+@pytest.mark.parametrize("hook", ["blocks.3.hook_mlp_out", "blocks.3.attn.hook_z", "ln_final.hook_normalized", "None"])
+def test_other_hooks_are_refused(hook: str) -> None:
+    with pytest.raises(ValueError, match="only dictionaries of the residual stream"):
+        site_of_hook(hook, Path("cfg.json"))
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "jumprelu", "topk", "gated", "batchtopk"])
 def test_a_dictionary_reconstructs(kind: str) -> None:
     old, rows = ARTEFACTS[kind], paired("wider")
     new = old.carried(back_map("wider"))
@@ -230,8 +299,14 @@ def test_maps_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="`problem_type` of a head is 'multi_label_classification'"):
         Head.of(draw(2, WIDTH), draw(2), problem_type="multi_label_classification")
     with pytest.raises(ValueError, match="architecture"):
-        dictionary("gated")
+        dictionary("temporal")
+    with pytest.raises(ValueError, match="tensors"):
+        replace(dictionary("gated"), tensors=dictionary("standard").tensors)
+    with pytest.raises(ValueError, match="`rescale_acts_by_decoder_norm` false"):
+        dictionary("gated", rescale_acts_by_decoder_norm=True)
+    with pytest.raises(ValueError, match="reshape_activations"):
+        dictionary("standard", reshape_activations="hook_z")
     with pytest.raises(ValueError, match="Expected `k`"):
         dictionary("topk", k=FEATURES + 1)
     with pytest.raises(ValueError, match="normalize_activations"):
-        dictionary("standard", normalize_activations="layer_norm")
+        dictionary("standard", normalize_activations="covariance_whitening")
