@@ -1,14 +1,15 @@
 """Gradient steps of banks: learning rates, clipping, averaging, and what stops a site that diverges."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from aligners.errors import check_known
 from aligners.maps.base import Aligner
@@ -150,11 +151,42 @@ def learning_rates(
     return LambdaLR(optimizer, courses, done - 1)
 
 
+class Alike(NamedTuple):
+    """Parameters of one shape at the same sites, so that one operation does for all of them.
+
+    Attributes:
+        parameters: K of them.
+        gradients: theirs.
+        places: their sites.
+    """
+
+    parameters: list[nn.Parameter]
+    gradients: list[Tensor]
+    places: Sequence[int] | slice
+
+
+def alike(bank: Aligner) -> list[Alike]:
+    """The parameters of a bank that have gradients, by their shapes and sites."""
+    found: dict[tuple[torch.Size, str], Alike] = {}
+    for name, parameter in bank.named_parameters():
+        if parameter.grad is None:
+            continue
+        places = bank.places(name)
+        new = Alike([], [], places)
+        group = found.setdefault((parameter.shape, str(places)), new)
+        group.parameters.append(parameter)
+        group.gradients.append(parameter.grad)
+    return list(found.values())
+
+
 @torch.no_grad()
 def clip_per_site(
     bank: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Scale each site's gradient, over all parameters of a bank together, down to norm `largest`.
+
+    Parameters of one shape are handled at once: a GPU takes longer to begin an operation than to do it. Afterwards
+    their gradients share one tensor.
 
     Args:
         bank: whose parameters have gradients.
@@ -164,26 +196,34 @@ def clip_per_site(
     Returns:
         (S,) the norms before.
     """
-    gradients = []
-    for name, parameter in bank.named_parameters():
-        if parameter.grad is not None:
-            gradients.append((parameter.grad, bank.places(name)))
+    clipped = []  # the sites of parameters, and their gradients (K, places, ...)
+    squares = []  # (K, S) each
+    for parameters, gradients, places in alike(bank):
+        gradient = torch.stack(gradients)
+        for parameter, own in zip(parameters, gradient, strict=True):
+            parameter.grad = own
+        clipped.append((places, gradient))
+        square = gradient.square().flatten(2).sum(2)
+        if places != slice(None):
+            everywhere = square.new_zeros(len(parameters), bank.sites)
+            everywhere[:, places] = square
+            square = everywhere
+        squares.append(square)
+    # in float64 a site's norm does not depend on how many sites are beside it
+    norms = torch.cat(squares).sum(0, dtype=torch.float64).sqrt().to(squares[0].dtype)
 
-    norms = gradients[0][0].new_zeros(bank.sites)
-    for gradient, places in gradients:
-        norms[places] += gradient.flatten(1).square().sum(1)
-    norms = norms.sqrt()
-
-    factor = torch.ones_like(norms)
+    factor = None
     if largest:
         factor = (largest / (norms + 1e-12)).clamp(max=1)
-    stopped = torch.zeros_like(norms, dtype=torch.bool)
+    stopped = None
     if alive is not None:
         stopped = ~alive(norms)
-    for gradient, places in gradients:
-        each = [-1] + [1] * (gradient.ndim - 1)
-        gradient.mul_(factor[places].view(each))
-        gradient.masked_fill_(stopped[places].view(each), 0)
+    for places, gradient in clipped:
+        each = [-1] + [1] * (gradient.ndim - 2)
+        if factor is not None:
+            gradient.mul_(factor[places].view(each))
+        if stopped is not None:
+            gradient.masked_fill_(stopped[places].view(each), 0)
     return norms
 
 
@@ -216,20 +256,24 @@ class SiteSteps:
     ) -> None:
         self.optimizer = optimizer
         self.averaged = averaged
-        self.shares: dict[Tensor, Tensor] = {}
+        # by shape, what takes less than a whole step, and the share that it keeps of where the step began
+        of_shape: dict[torch.Size, tuple[list[Tensor], list[Tensor]]] = {}
         for aligner in aligners:
             for name, parameter in aligner.named_parameters():
                 share = aligner.rate_share(name)
                 if share is None or bool((share == 1).all()):
                     continue
                 ones = [1] * (parameter.ndim - 1)
-                self.shares[parameter] = share.view(-1, *ones)
+                parameters, kept = of_shape.setdefault(parameter.shape, ([], []))
+                parameters.append(parameter)
+                kept.append(1 - share.view(-1, *ones))
+        self.kept = list(of_shape.values())
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Hold the last weights while a gradient is computed and a step of the optimiser is taken, inside."""
         means = self._hold_last()
-        before = {parameter: parameter.detach().clone() for parameter in self.shares}
+        before = [torch.stack(parameters).detach() for parameters, _ in self.kept]
         try:
             yield
         except BaseException:
@@ -237,8 +281,11 @@ class SiteSteps:
                 parameter.data = mean
             raise
         with torch.no_grad():
-            for parameter, start in before.items():
-                parameter.copy_(start.lerp(parameter, self.shares[parameter]))
+            for (parameters, kept), starts in zip(self.kept, before, strict=True):
+                for parameter, start, share in zip(
+                    parameters, starts, kept, strict=True
+                ):
+                    parameter.lerp_(start, share)
             if self.averaged:
                 self._hold_mean(means)
 
@@ -256,12 +303,18 @@ class SiteSteps:
         for group in self.optimizer.param_groups:
             group[COUNT] = group.get(COUNT, 0) + 1
             share = 3 / (group[COUNT] + 2)
+            averages = []
+            lasts = []
             for parameter in group["params"]:
                 last = parameter.data
                 mean = means.get(parameter)
                 if mean is None:  # after the first step
                     mean = last.clone()
                 else:
-                    mean.lerp_(last, share)
+                    averages.append(mean)
+                    lasts.append(last)
                 self.optimizer.state[parameter][LAST] = last
                 parameter.data = mean
+            if averages:
+                move = get_ema_multi_avg_fn(1 - share)
+                move(averages, lasts, None)

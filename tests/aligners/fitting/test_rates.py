@@ -1,10 +1,12 @@
 """Rates, schedules, clipping, and what stops a site that diverges."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,6 +92,55 @@ def test_each_site_is_clipped_by_its_own_norm() -> None:
         torch.testing.assert_close(weight.grad[0], gradient[0] / norms[0])
         torch.testing.assert_close(weight.grad[1], gradient[1], rtol=0, atol=0)
         torch.testing.assert_close(weight.grad[2], gradient[2] / norms[2])
+
+
+class OfWidths(Identity):
+    """A bank of three sites, whose parameter 1 has those of two of them, turned round."""
+
+    def places(self, name: str) -> Sequence[int] | slice:
+        return [2, 0] if name == "1" else slice(None)
+
+
+Identity.registry.pop("OfWidths")  # other tests make one of every map
+
+
+def test_parameters_of_some_sites_are_clipped_with_those_of_all() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (2, 4), (3, 4)]  # the last like the first
+    gradients = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    bank = OfWidths(3, 2, 2)
+    for number, gradient in enumerate(gradients):
+        weight = nn.Parameter(torch.zeros_like(gradient))
+        weight.grad = gradient.clone()
+        bank.register_parameter(str(number), weight)
+    first, second, third = (gradient.numpy() for gradient in gradients)
+    sites = [[first[0], second[1], third[0]], [first[1], third[1]], [first[2], second[0], third[2]]]
+    norms = np.array([np.linalg.norm(np.concatenate(parts)) for parts in sites])
+    alive = torch.tensor([True, False, True])
+    found = clip_per_site(bank, 0.1, lambda _: alive)
+    np.testing.assert_allclose(found.numpy(), norms)
+    factors = 0.1 / norms * alive.numpy()
+    clipped = [parameter.grad for parameter in bank.parameters()]
+    for gradient, before, places in zip(clipped, (first, second, third), ([0, 1, 2], [2, 0], [0, 1, 2]), strict=True):
+        np.testing.assert_allclose(gradient.numpy(), before * factors[places, None])
+
+
+def test_a_site_is_clipped_as_it_would_be_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(3, 7, 5, generator=draw) for _ in range(9)]
+    weights = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.clone()
+    together = clip_per_site(bank_of(weights), 1.0)
+    alone = Identity(1, 2, 2)
+    for number, gradient in enumerate(gradients):
+        weight = nn.Parameter(torch.zeros(1, 7, 5))
+        weight.grad = gradient[1:2].clone()
+        alone.register_parameter(str(number), weight)
+    assert torch.equal(clip_per_site(alone, 1.0), together[1:2])
+    for weight, own in zip(weights, alone.parameters(), strict=True):
+        assert weight.grad is not None
+        assert torch.equal(own.grad, weight.grad[1:2])
 
 
 def test_a_site_whose_gradient_broke_spoils_no_other_and_gets_none() -> None:

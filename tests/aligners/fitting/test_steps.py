@@ -1,17 +1,20 @@
 """Steps at rates of each site's own, and the average of the weights of all steps."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aligners.callbacks.best import BestPerSite
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.map_errors import MapErrors
-from aligners.fitting.steps import LAST, SiteSteps
+from aligners.fitting.steps import LAST, SiteSteps, clip_per_site, make_optimizer
+from aligners.fitting.training_status import Divergence
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN, MUCH_LEFT
 from aligners.similarity.algebra.moments import moments_of
@@ -122,6 +125,69 @@ def test_a_step_that_fails_leaves_the_average() -> None:
     with pytest.raises(RuntimeError, match="no gradient"), steps.step():
         raise RuntimeError("no gradient")
     assert torch.equal(weights.weight, before)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations within it that compute something: each of them is begun by itself on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self.number += not func.is_view and func.namespace == "aten"
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of_a_step(couplings: int, share: float) -> int:
+    """Those of clipping, of the optimiser and of averaging."""
+    inn = INN(1, 8, 8, couplings=couplings)
+    inn.step_share.fill_(share)
+    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.01, fused=True), [inn])
+    assert optimizer is not None
+    steps = SiteSteps(optimizer, [inn], averaged=True)
+    x, y = torch.randn(1, 32, 8), torch.randn(1, 32, 8)
+    watched = Divergence()
+    for step in range(1, 4):
+        optimizer.zero_grad(set_to_none=True)
+        loss = inn.loss(x, y)
+        loss.sum().backward()
+        with Counted() as counted, steps.step():
+            clip_per_site(inn, 1.0, partial(watched.watch, "inn", loss, step=step))
+            optimizer.step()
+    return counted.number
+
+
+def test_what_follows_a_gradient_takes_as_many_operations_however_many_layers_there_are() -> None:
+    assert operations_of_a_step(8, 1.0) == operations_of_a_step(4, 1.0) < 60
+
+
+def test_a_share_of_the_rate_takes_one_operation_for_each_parameter_that_has_one() -> None:
+    inn = INN(1, 8, 8, couplings=8)
+    less = [name for name, _ in inn.named_parameters() if inn.rate_share(name) is not None]
+    more = operations_of_a_step(8, 0.5) - operations_of_a_step(8, 1.0)
+    shapes = {parameter.shape for name, parameter in inn.named_parameters() if name in less}
+    assert more == len(less) + len(shapes)
+
+
+def test_a_checkpoint_of_an_optimiser_that_is_not_fused_goes_on_fused() -> None:
+    weights = Weights()
+    plain = torch.optim.AdamW(weights.parameters(), lr=0.1, fused=False)
+    steps = SiteSteps(plain, [weights], averaged=True)
+    first, second = gradients(10)[:5], gradients(10)[5:]
+    for gradient in first:
+        take(steps, weights, gradient)
+    saved = copy.deepcopy((weights.state_dict(), plain.state_dict()))
+    for gradient in second:
+        take(steps, weights, gradient)
+    again = Weights()
+    fused = torch.optim.AdamW(again.parameters(), lr=0.1, fused=True)
+    again.load_state_dict(saved[0])
+    fused.load_state_dict(saved[1])
+    resumed = SiteSteps(fused, [again], averaged=True)
+    for gradient in second:
+        take(resumed, again, gradient)
+    torch.testing.assert_close(again.weight, weights.weight)
 
 
 def similar_pair(rows: int, width: int, noise: float) -> tuple[Tensor, Tensor]:
