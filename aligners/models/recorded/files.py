@@ -5,9 +5,10 @@ Nothing is unpickled: NumPy's files are read without pickles, and those of `torc
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,21 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.models.recorded.names import StatesSource
-from aligners.models.recorded.row_arrays import RowArray, as_tensor
+from aligners.models.recorded.row_arrays import RowArray, as_tensor, numpy_type
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 SAVED = (".pt", ".pth")
+SAFE_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 KINDS = (".npy", ".safetensors", *SAVED, *TABLES)
 
 
@@ -33,12 +45,14 @@ class Opened:
         arrays: the rows at each.
         columns: further values of the rows, by name: keys, groups, masks.
         sequence: (N,) which sequence of the file each row is of, where its rows come in sequences.
+        of_tokens: whether the rows are of tokens whose texts the file does not know.
     """
 
     sites: list[str]
     arrays: list[RowArray]
     columns: Mapping[str, Any] = field(default_factory=dict)
     sequence: np.ndarray | None = None
+    of_tokens: bool = False
 
 
 def open_states(source: StatesSource) -> Opened:
@@ -78,11 +92,7 @@ def _open(source: StatesSource) -> Opened:
     if path.suffix == ".npy":
         return _unnamed(source, _mapped(path))
     if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _named(source, tensors)
+        return _named(source, _safe_tensors(path))
     if path.suffix in SAVED:
         return _open_saved(source)
     if path.suffix in TABLES:
@@ -136,6 +146,32 @@ def _mapped(path: Path) -> Tensor:
             "`array.astype(array.dtype.newbyteorder('='))`."
         )
     return as_tensor(array)
+
+
+def _safe_tensors(path: Path) -> dict[str, Tensor]:
+    """Map the tensors of a safetensors file into memory, to be read only.
+
+    safetensors' own reader maps them to be written, for which memory as large as the file must be free.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        written = file.read(min(length, path.stat().st_size))
+    if len(written) < length:
+        raise ValueError("its header is cut off")
+    header = json.loads(written)
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, about in header.items():
+        dtype = SAFE_TYPES.get(about["dtype"])
+        begin, end = about["data_offsets"]
+        if dtype is None or begin == end:
+            continue
+        stored = np.dtype(np.int16) if dtype == torch.bfloat16 else numpy_type(dtype)
+        place = 8 + length + begin
+        shape = tuple(about["shape"])
+        mapped = np.memmap(path, dtype=stored, mode="r", offset=place, shape=shape)
+        tensors[name] = as_tensor(mapped).view(dtype)
+    return tensors
 
 
 def _open_saved(source: StatesSource) -> Opened:
@@ -217,7 +253,7 @@ def choose_sites(source: StatesSource, opened: Opened) -> Opened:
             f"Expected states in {source.path}, rows of floating-point numbers, but found {what}: it has {there}."
         )
     arrays = [known[name] for name in wanted]
-    return Opened(list(wanted), arrays, opened.columns, opened.sequence)
+    return replace(opened, sites=list(wanted), arrays=arrays)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -98,19 +98,18 @@ def join(sides: Sequence[Side]) -> Joined:
 def _as_mask(side: Side) -> np.ndarray:
     """Return a mask as booleans."""
     values = np.asarray(side.mask)
-    known = np.isin(values.astype(str), ("True", "False", "true", "false", "0", "1"))
-    if values.dtype == object or values.dtype.kind in "US":
-        values = np.isin(values.astype(str), ("True", "true", "1"))
-    elif not known.all() and not np.isin(values, (0, 1)).all():
-        known = np.zeros(1, dtype=bool)
+    if values.dtype.kind in "biuf":
+        known = np.isin(values, (0, 1)).all()
+        counts = values.astype(bool)
     else:
-        return values.astype(bool)
-    if not known.all():
+        written = np.char.lower(values.astype(str))
+        counts = np.isin(written, ("true", "1"))
+        known = (counts | np.isin(written, ("false", "0"))).all()
+    if not known:
         raise UserError(
-            f"Expected `mask` of {side.name} to be true or false, or 1 or 0, in every row, but got others, such as "
-            f"{np.asarray(side.mask)[0]!r}."
+            f"Expected `mask` of {side.name} to be true or false, or 1 or 0, in every row, but it holds other values."
         )
-    return values
+    return counts
 
 
 def _by_number(sides: Sequence[Side]) -> Joined:
@@ -217,7 +216,7 @@ def _check_keys(side: Side, table: DataFrame, on: list[str]) -> None:
         )
     twice = table.duplicated(on)
     if twice.any():
-        key = table["key"][twice].iloc[0]
+        key = table["key"][twice].tolist()[0]
         within = " within a group" if "group" in on else ""
         instead = ""
         if "group" not in on:
@@ -248,8 +247,8 @@ def _check_groups(
     if len(different):
         row = int(different[0])
         raise UserError(
-            f"Expected the rows of a key in one group, but in {_listed(sides)} the row of key {keys[row]!r} is of the "
-            f"groups {one[row]!r} and {other[row]!r}."
+            f"Expected the rows of a key in one group, but in {_listed(sides)} the row of key "
+            f"{keys[row : row + 1].tolist()[0]!r} is of the groups {one[row]!r} and {other[row]!r}."
         )
 
 

@@ -296,6 +296,9 @@ class RecordedRun:
                 sources[name], opened[name], seen, rows, self.tokens
             )
         cautions = [*self.joined.cautions, *_cautions_on_norms(units)]
+        if all(side.group is None for side in sides):
+            tokens = [name for name in sources if opened[name].of_tokens]
+            cautions += map(_caution_on_tokens, tokens)
         for caution in cautions:
             logger.warning(caution)
         for model in by_name.values():
@@ -315,6 +318,14 @@ def _side(source: StatesSource, opened: Opened) -> Side:
     if source.mask is not None:
         side.mask = column_of(source, opened, source.mask)
     return side
+
+
+def _caution_on_tokens(name: str) -> str:
+    """Return a caution on rows of tokens whose texts are not known."""
+    return (
+        f"Caution: the rows of {name} are tokens, and nothing says which text each is of (`group`): tokens of one text "
+        "are both fitted on and held out, so errors look smaller and intervals narrower than they are."
+    )
 
 
 def _cautions_on_norms(units: dict[str, bool]) -> list[str]:

@@ -92,6 +92,11 @@ class Seen:
         return (~finite).nonzero()[:, 0].numpy()
 
 
+def numpy_type(dtype: torch.dtype) -> np.dtype:
+    """Return the data type by which NumPy knows one of torch."""
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
 def as_tensor(array: np.ndarray) -> Tensor:
     """Return a tensor of the same memory, also of a file that is mapped to be read only."""
     with warnings.catch_warnings():

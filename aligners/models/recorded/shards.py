@@ -1,7 +1,8 @@
-"""Activation folders of dictionary_learning, as the cache of its fork for crosscoders writes them.
+"""Activation folders of dictionary_learning, as its `ActivationCache` writes them.
 
-A folder for each submodule holds `shard_0.memmap`, `shard_0.meta` and so on, and `config.json`; beside the folders lies
-`tokens.pt`, the token of each row.
+A folder for each submodule holds `shard_0.memmap`, `shard_0.meta` and so on, and `config.json`. The fork for
+crosscoders (science-of-finetuning/crosscoder_learning) also writes data types and, beside the folders, the
+token of each row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.models.recorded.files import Opened, choose_sites, natural
 from aligners.models.recorded.names import StatesSource
-from aligners.models.recorded.row_arrays import RowArray, as_tensor
+from aligners.models.recorded.row_arrays import RowArray, as_tensor, numpy_type
 
 TOKENS = "tokens.pt"
 
@@ -48,7 +49,7 @@ def open_shards(source: StatesSource, folders: Sequence[Path]) -> Opened:
             tokens = torch.load(place / TOKENS, map_location="cpu", weights_only=True)
             columns["tokens"] = tokens.flatten()
             break
-    return choose_sites(source, Opened(sites, arrays, columns))
+    return choose_sites(source, Opened(sites, arrays, columns, of_tokens=True))
 
 
 def _shard(meta: Path) -> Tensor:
@@ -59,8 +60,7 @@ def _shard(meta: Path) -> Tensor:
     stored = dtype
     if dtype == torch.bfloat16:  # which NumPy lacks
         stored = torch.int16
-    numpy_type = torch.empty(0, dtype=stored).numpy().dtype
     mapped = np.memmap(
-        meta.with_suffix(".memmap"), dtype=numpy_type, mode="r", shape=shape
+        meta.with_suffix(".memmap"), dtype=numpy_type(stored), mode="r", shape=shape
     )
     return as_tensor(mapped).view(dtype)

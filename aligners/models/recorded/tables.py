@@ -1,7 +1,7 @@
 """Tables with columns of vectors: Parquet, Arrow, and folders that `save_to_disk` of `datasets` wrote.
 
-SAELens' `CacheActivationsRunner` (sae_lens 4 to 6) writes such a folder: a column by the name of each hook, with
-(context_size, d_in) numbers in each row, and `token_ids`.
+`CacheActivationsRunner` of SAELens writes such a folder: a column by the name of its hook, with (context_size, d_in)
+numbers in each row, and the column `token_ids`, with (context_size,).
 """
 
 from __future__ import annotations
