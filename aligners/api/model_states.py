@@ -82,7 +82,8 @@ def load(
 
     Args:
         model: a Hub id, a folder, an embedded model such as `embedded-gpt:0`, or a model of `transformers` with its
-            tokenizer, (model, tokenizer), which is frozen in place and stays where it is.
+            tokenizer, (model, tokenizer), which is frozen in place and stays where it is. A `TransformerBridge` of
+            TransformerLens is read through the model of `transformers` in it, processed as its weights are.
         device: where the weights go.
         dtype: data type of the weights: float32, bfloat16 or float16.
         text: what embedded models are trained on. Default: the Rotten Tomatoes sentences.
@@ -94,14 +95,33 @@ def load(
         return model
     if isinstance(model, tuple) and len(model) == 2:
         return _frozen(*model)
+    if isinstance(getattr(model, "original_model", None), PreTrainedModel):
+        return _in_bridge(model)
     if not isinstance(model, (str, Path)):
         raise UserError(
             f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "
-            "model needs its tokenizer beside it."
+            "model needs its tokenizer beside it. A HookedTransformer holds no model of `transformers`: load it as a "
+            "TransformerBridge."
         )
     texts = partial(load_texts, text or TextSource())
     models = FrozenModels([(str(model), None)], None, texts, max_length=2, dtype=dtype)
     return models.loaded[0].to(device)
+
+
+PROCESSED = (
+    "Caution: the weights of {name} are processed by TransformerLens (`enable_compatibility_mode`), so that its states "
+    "are not those of the model in its files."
+)
+
+
+def _in_bridge(bridge: Any) -> FrozenModel:
+    """Freeze the model that a `TransformerBridge` of TransformerLens holds; its blocks are the bridge's own."""
+    frozen = _frozen(bridge.original_model, bridge.tokenizer)
+    if getattr(bridge, "compatibility_mode", False):
+        caution = PROCESSED.format(name=frozen.name)
+        frozen.cautions.append(caution)
+        logger.warning(caution)
+    return frozen
 
 
 def _frozen(model: Any, tokenizer: PreTrainedTokenizerBase) -> FrozenModel:

@@ -131,3 +131,27 @@ def test_states_that_are_not_finite_are_an_error_as_for_injection() -> None:
 def test_a_model_of_another_library_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a model of `transformers`, but got a Linear of torch: .* or its name"):
         load((torch.nn.Linear(2, 2), tiny_tokenizer()))  # type: ignore[arg-type]
+
+
+class _Bridge:
+    """Holds what a TransformerBridge of TransformerLens 4 holds."""
+
+    def __init__(self, *, processed: bool) -> None:
+        self.original_model = tiny_model("gpt2", seed=3)
+        self.tokenizer = tiny_tokenizer()
+        self.compatibility_mode = processed
+
+
+def test_a_bridge_of_transformer_lens_is_read_through_its_model(caplog: pytest.LogCaptureFixture) -> None:
+    bridge = _Bridge(processed=False)
+    frozen = load(bridge)  # type: ignore[arg-type]
+    assert torch.equal(states(frozen, TEXTS, 1), states((bridge.original_model, bridge.tokenizer), TEXTS, 1))
+    assert frozen.cautions == []
+    (caution,) = load(_Bridge(processed=True)).cautions  # type: ignore[arg-type]
+    assert "are processed by TransformerLens" in caution
+    assert caution in caplog.text
+
+
+def test_a_model_without_one_of_transformers_says_what_to_load() -> None:
+    with pytest.raises(ValueError, match="load it as a TransformerBridge"):
+        load(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
