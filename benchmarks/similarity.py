@@ -145,7 +145,7 @@ def gram_products(x: Tensor, y: Tensor) -> Callable[[], None]:
 
 def own_products(x: Tensor, y: Tensor) -> Callable[[], None]:
     """The products that `unbiased_hsic` takes of one batch, and nothing between them."""
-    blocks = upper_blocks(x.shape[1])
+    blocks = upper_blocks(x.shape[1], x.device)
     size = blocks[0][0].stop
     pairs = [
         torch.rand(len(rows), size * size, device=x.device, dtype=torch.float64)
@@ -466,7 +466,9 @@ def rates(
     }
     seconds = interleaved(runs, rounds=rounds, device=device)
     figures.add_times(seconds)
-    grams = sum((i.stop - i.start) * (j.stop - j.start) for i, j in upper_blocks(batch))
+    grams = sum(
+        (i.stop - i.start) * (j.stop - j.start) for i, j in upper_blocks(batch, device)
+    )
     flops = {
         "minibatch CKA of bfloat16": (
             2.0 * grams * 2 * layers * width,

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.moments import check_rows, zeros_of
+from aligners.similarity.algebra.moments import Device, check_rows, zeros_of
 
 # rows of a block of a Gram matrix: the blocks of a dozen layers then stay near the processor
 BLOCK = 256
+# on a GPU, where the host launches a dozen kernels a block
+GPU_BLOCK = 512
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -103,19 +105,50 @@ class PairSums(NamedTuple):
     rows_x: Tensor
     rows_y: Tensor
 
-    def add_(self, x: Tensor, y: Tensor, i: slice, j: slice) -> None:
-        """Add blocks (L_x, r, c) and (L_y, r, c) of the kernels at rows i and columns j, and their mirror images."""
-        x = _add_rows(self.rows_x, x, i, j)
-        y = _add_rows(self.rows_y, y, i, j)
+
+class _Kernels:
+    """Sums over pairs of different rows of the kernels of all layers of both models, side by side, in float64.
+
+    Args:
+        layers: L_x + L_y.
+        n: number of rows.
+        device: where the rows are.
+
+    Attributes:
+        products: Σ K_ij K'_ij of all layers with all, (L_x + L_y, L_x + L_y).
+        rows: Σ_j K_ij, (L_x + L_y, n).
+    """
+
+    def __init__(self, layers: int, n: int, device: Device) -> None:
+        square = (layers, layers)
+        self.products, self.rows = zeros_of([square, (layers, n)], device)
+
+    def add(self, blocks: Tensor, i: slice, j: slice) -> None:
+        """Add blocks (L_x + L_y, r, c) at rows i and columns j, and their mirror images; diagonals become 0 in place.
+
+        The products with the other layers of the same model cost little, and save the launches of squares.
+        """
         times = 1
-        if i != j:
+        if i == j:
+            blocks.diagonal(dim1=1, dim2=2).zero_()
+        else:
             times = 2
-        products = x @ y.mT
-        squares_x = torch.linalg.vecdot(x, x)
-        squares_y = torch.linalg.vecdot(y, y)
-        self.xy.add_(products, alpha=times)
-        self.xx.add_(squares_x, alpha=times)
-        self.yy.add_(squares_y, alpha=times)
+            self.rows[:, j].add_(blocks.sum(1))
+        self.rows[:, i].add_(blocks.sum(2))
+        flat = blocks.flatten(1)
+        self.products.addmm_(flat, flat.mT, alpha=times)
+
+    def of(self, layers_x: int) -> PairSums:
+        """The sums of so many layers of X and all others, which are Y's."""
+        squares = self.products.diagonal()
+        return PairSums(
+            n=self.rows.shape[1],
+            xy=self.products[:layers_x, layers_x:],
+            xx=squares[:layers_x],
+            yy=squares[layers_x:],
+            rows_x=self.rows[:layers_x],
+            rows_y=self.rows[layers_x:],
+        )
 
 
 def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
@@ -227,38 +260,33 @@ def kernel_pair_sums(x: Rows, y: Rows, kernel_x: Kernel, kernel_y: Kernel) -> Pa
         kernel_y: likewise for Y.
     """
     l_x, n, _ = x.shape
-    l_y = len(y)
-    squares = (l_x,), (l_y,)
-    rows = (l_x, n), (l_y, n)
-    shapes = [(l_x, l_y), *squares, *rows]
-    zeros = zeros_of(shapes, x.device)
-    sums = PairSums(n, *zeros)
-    for i, j in upper_blocks(n):
+    layers = l_x + len(y)
+    sums = _Kernels(layers, n, x.device)
+    for i, j in upper_blocks(n, x.device):
         if i == j:  # the first of its row of blocks
             rows_x = x[:, i]
             rows_y = y[:, i]
-        block_x = kernel_x(rows_x, x[:, j])
-        block_y = kernel_y(rows_y, y[:, j])
-        sums.add_(block_x, block_y, i, j)
-    return sums
+        size = i.stop - i.start, j.stop - j.start
+        blocks = torch.empty(layers, *size, dtype=torch.float64, device=x.device)
+        blocks[:l_x] = kernel_x(rows_x, x[:, j])
+        blocks[l_x:] = kernel_y(rows_y, y[:, j])
+        sums.add(blocks, i, j)
+    return sums.of(l_x)
 
 
-def _add_rows(rows: Tensor, block: Tensor, i: slice, j: slice) -> Tensor:
-    """Add the sums over rows of a block and of its mirror image; return it flat, without the matrix's diagonal."""
-    block = block.double()
-    if i == j:
-        block.diagonal(dim1=1, dim2=2).zero_()
-    rows[:, i] += block.sum(2)
-    if i != j:
-        rows[:, j] += block.sum(1)
-    return block.flatten(1)
+def block_of(device: Device) -> int:
+    """Rows of a block of a Gram matrix on a device."""
+    if torch.device(device or "cpu").type == "cpu":
+        return BLOCK
+    return GPU_BLOCK
 
 
-def upper_blocks(n: int) -> list[tuple[slice, slice]]:
-    """Yield the blocks on and above the diagonal of an n × n matrix, as slices of rows and of columns."""
+def upper_blocks(n: int, device: Device = None) -> list[tuple[slice, slice]]:
+    """The blocks on and above the diagonal of an n × n matrix on a device, as slices of rows and of columns."""
+    size = block_of(device)
     parts = []
-    for start in range(0, n, BLOCK):
-        end = min(start + BLOCK, n)
+    for start in range(0, n, size):
+        end = min(start + size, n)
         parts.append(slice(start, end))
     blocks = combinations_with_replacement(parts, 2)
     return list(blocks)

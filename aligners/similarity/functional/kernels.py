@@ -244,7 +244,7 @@ def _squares_of_pairs(layer: Tensor) -> Tensor:
     count = n * (n - 1) // 2
     squares = layer.new_empty(count)
     filled = 0
-    for i, j in pairs.upper_blocks(n):
+    for i, j in pairs.upper_blocks(n, layer.device):
         block = _squared_distances(layer[:, i], layer[:, j])
         if i == j:
             above = torch.ones_like(block, dtype=torch.bool)

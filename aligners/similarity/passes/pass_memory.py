@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aligners.similarity.algebra.moments import tile_of
-from aligners.similarity.algebra.pairs import BLOCK, by_gram
+from aligners.similarity.algebra.pairs import block_of, by_gram
 from aligners.similarity.passes.pass_plan import Settings, Span, Tile, spans_of
 from aligners.similarity.passes.streams import Shape, Stream
 
@@ -104,7 +104,8 @@ class PassMemory:
         most = PAIR * max(at_once, DOUBLE * widest**2)
         for stream in self._settings.streams:
             for budget in stream.budgets:
-                most = max(most, _of_sample(budget, x, y))
+                block = block_of(self._settings.device)
+                most = max(most, _of_sample(budget, block, x, y))
         return most
 
 
@@ -125,12 +126,12 @@ def _of_span(stream: Stream, shape: Shape) -> int:
     return shape.layers * taken
 
 
-def _of_sample(n: int, x: Shape, y: Shape) -> int:
-    """A layer of rows, the distances between them, and blocks of Gram matrices or all rows in double precision."""
+def _of_sample(n: int, block: int, x: Shape, y: Shape) -> int:
+    """A layer of n rows, their distances, and blocks of Gram matrices of so many rows, or all rows, as float64."""
     features = x.layers * x.width + y.layers * y.width
     if by_gram(n, x.layers, x.width, y.layers, y.width, double=True):
-        grams = BLOCK * (x.layers + y.layers)
-        entries = BLOCKS * BLOCK * (grams + features)
+        grams = block * (x.layers + y.layers)
+        entries = BLOCKS * block * (grams + features)
     else:
         entries = FEATURES * n * features
     entries += LAYER * n * max(x.width, y.width)

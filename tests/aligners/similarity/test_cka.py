@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.references import kernels, measures
 from tests.rows import CASES, grid, paired, rows_of
 from tests.runs import related_rows
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aligners.similarity.algebra import pairs
 from aligners.similarity.algebra.pairs import centred, feature_pair_sums, gram_pair_sums
@@ -110,6 +112,45 @@ def test_the_cheaper_route_is_taken() -> None:
         for n, width in ((10, 50), (1000, 5)):
             pairs.linear_pair_sums(*torch.zeros(2, 2, n, width))
     assert [call.args[0].shape[1] for call in gram.call_args_list] == [10]
+
+
+class Launched(TorchDispatchMode):
+    """The operations that compute something, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and not func.__name__.startswith(("empty", "_unsafe_view")):
+            self.names.append(func.__name__)
+        return result
+
+
+def launched(layers: int, n: int) -> list[str]:
+    x, y = torch.randn(2, layers, n, 8 * n)
+    with Launched() as mode:
+        unbiased_hsic(x, y)
+    assert any(name.startswith("bmm") for name in mode.names)
+    return mode.names
+
+
+def test_a_batch_takes_few_operations_whatever_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "BLOCK", 16)
+    assert launched(2, 64) == launched(12, 64)
+    blocks = len(launched(3, 64)) - len(launched(3, 16))
+    assert blocks / 9 <= 9  # in place of 20: two products, two casts, sums of rows and columns, one product
+    assert launched(3, 64).count("_local_scalar_dense.default") == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_blocks_change_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = related(40)
+    whole = gram_pair_sums(x, y)
+    monkeypatch.setattr(pairs, "BLOCK", size)
+    for found, expected in zip(gram_pair_sums(x, y), whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
 
 
 def test_of_unrelated_rows_the_unbiased_ones_are_zero_on_average_and_often_negative() -> None:
