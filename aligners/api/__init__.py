@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aligners.api import array_maps, measures
 from aligners.api.array_maps import *
+from aligners.api.compare_arrays import Compared, compare_arrays
 from aligners.api.measures import *
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     *array_maps.__all__,
     *measures.__all__,
     "Artefact",
+    "Compared",
     "Dictionary",
     "Direction",
     "Head",
@@ -27,6 +29,7 @@ __all__ = [
     "TextSource",
     "carry",
     "compare",
+    "compare_arrays",
     "inject",
     "load",
     "load_texts",

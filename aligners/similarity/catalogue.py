@@ -19,7 +19,13 @@ from aligners.similarity.functional.cka import (
     unbiased_cka,
 )
 from aligners.similarity.functional.kernels import rbf_cka, rsa
-from aligners.similarity.functional.neighbours import cknna, jaccard_knn, mutual_knn
+from aligners.similarity.functional.neighbours import (
+    Formula,
+    jaccard,
+    local_cka,
+    mutual,
+    of_pairs,
+)
 from aligners.similarity.functional.regression import (
     mixedsim,
     mixedsim_held_out,
@@ -99,9 +105,9 @@ def _of_states(share: float) -> list[Measure]:
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
         Measure("rsa", "rows", _on_rows(rsa), budget=5000),
-        Measure("mutual_knn", "rows", _of_texts(mutual_knn), budget=5000),
-        Measure("jaccard_knn", "rows", _of_texts(jaccard_knn), budget=5000),
-        Measure("cknna", "rows", _of_texts(cknna), symmetric=False, budget=5000),
+        Measure("mutual_knn", "rows", _near(mutual), budget=5000),
+        Measure("jaccard_knn", "rows", _near(jaccard), budget=5000),
+        Measure("cknna", "rows", _near(local_cka), symmetric=False, budget=5000),
     ]
 
 
@@ -135,9 +141,14 @@ def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda sample: formula(sample.x, sample.y)
 
 
-def _of_texts(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a measure from a formula of a sample of rows that leaves a row's own text out of its neighbours."""
-    return lambda sample: formula(sample.x, sample.y, groups=sample.text)
+def _near(formula: Formula) -> Callable[..., Tensor]:
+    """Make a measure from a formula of the neighbours of a sample of rows."""
+
+    def compute(sample: Any) -> Tensor:
+        of_x, of_y = sample.near()
+        return of_pairs(of_x, of_y, formula)
+
+    return compute
 
 
 def _correlated(

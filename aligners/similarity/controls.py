@@ -9,7 +9,10 @@ from torch import Tensor
 
 from aligners.datamodules.rows.token_pairs import FREE, row_keys
 from aligners.errors import UserError
+from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
 from aligners.similarity.passes.ranks import collected, summed, this_rank
+
+EQUAL = 1e-9  # values of a measure that differ by less are equal but for rounding
 
 
 def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
@@ -109,6 +112,61 @@ def jackknife_interval(
     return estimate - half, estimate + half
 
 
+class Calibration(NamedTuple):
+    """What the values of a measure are worth beside those under permutations, (...) each.
+
+    Attributes:
+        null: mean under the permutations; high: largest.
+        effect: (value − null) / (1 − null): 0 at the null, 1 at 1. NaN where the null is 1.
+        p: the share of the permutations, the one that was observed among them, in which the value is as high.
+        p_family: the same of the largest effect of all layer pairs.
+    """
+
+    null: Tensor
+    high: Tensor
+    effect: Tensor
+    p: Tensor
+    p_family: Tensor
+
+
+def calibrated(value: Tensor, nulls: Tensor) -> Calibration:
+    """Set values of a measure at all layer pairs against those under R permutations.
+
+    p is (1 + #{null ≥ value}) / (1 + R), at least 1 / (1 + R). `p_family` is p of the largest effect over the layer
+    pairs (Westfall and Young 1993, single-step maxT): the chance that any pair of unrelated models comes so high. As
+    each permutation is one of all pairs, it is exact however strongly these depend on each other, as layers do; and its
+    least value is 1 / (1 + R) for any number of pairs, where Holm's is that times their number. Effects in it are over
+    the mean of the value and its nulls, which treats all permutations alike.
+
+    Args:
+        value: (L_x, L_y); NaN where there is none.
+        nulls: (R, L_x, L_y).
+    """
+    draws = len(nulls)
+    null = nulls.mean(0)
+    above = 1 - null
+    effect = (value - null) / above.where(above > EQUAL, torch.nan)
+    as_high = nulls >= value - EQUAL
+    p = (1 + as_high.sum(0)).double() / (1 + draws)
+
+    every = torch.cat([value[None], nulls])
+    middle = every.mean(0)
+    room = (1 - middle).clamp(min=EQUAL)
+    effects = (every - middle) / room
+    largest = effects.nan_to_num(nan=-torch.inf).flatten(1).amax(1)
+    observed = effects[0]
+    exceeding = largest[1:, None, None] >= observed - EQUAL
+    p_family = (1 + exceeding.sum(0)).double() / (1 + draws)
+    missing = value.isnan()
+    return Calibration(
+        null,
+        nulls.amax(0),
+        effect,
+        p.masked_fill(missing, torch.nan),
+        p_family.masked_fill(missing, torch.nan),
+    )
+
+
 def matching_layers(
     layers_x: Sequence[int], layers_y: Sequence[int]
 ) -> list[tuple[int, int]]:
@@ -148,6 +206,12 @@ class Sample(NamedTuple):
     def swap(self) -> Self:
         """Swap X and Y."""
         return type(self)(self.y, self.x, self.text)
+
+    def near(self) -> tuple[list[Neighbours], list[Neighbours]]:
+        """Find the neighbours of the rows of each layer of X, and of Y, those of a row's own text left out."""
+        of_x = neighbours_of(self.x, "x", groups=self.text)
+        of_y = neighbours_of(self.y, "y", groups=self.text)
+        return of_x, of_y
 
     def pair(self, i: int, j: int) -> Self:
         """Return the rows of one layer of X and one of Y, by index."""

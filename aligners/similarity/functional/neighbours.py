@@ -209,26 +209,25 @@ def _of_layers(
     x: Tensor, y: Tensor, k: int, groups: Tensor | None, formula: Formula
 ) -> Tensor:
     """A formula of neighbours at all layer pairs, (L_x, L_y)."""
-    of_x, of_y = neighbours_of(x, y, k, groups)
+    pairs.check_enough(x, y, LEAST_ROWS, "A measure of neighbours")
+    of_x = neighbours_of(x, "x", k, groups)
+    of_y = neighbours_of(y, "y", k, groups)
     return of_pairs(of_x, of_y, formula)
 
 
 def neighbours_of(
-    x: Tensor, y: Tensor, k: int = K, groups: Tensor | None = None
-) -> tuple[list[Neighbours], list[Neighbours]]:
-    """Find the neighbours of the rows of each layer of X, and of Y; arguments and errors as in `mutual_knn`."""
-    pairs.check_enough(x, y, LEAST_ROWS, "A measure of neighbours")
-    if groups is not None and groups.shape != x.shape[1:2]:
+    rows: Tensor, name: str, k: int = K, groups: Tensor | None = None
+) -> list[Neighbours]:
+    """Find the neighbours of the rows (L, N, d) of each layer of the side `name`; errors as of `mutual_knn`."""
+    pairs.check_enough(rows, rows, LEAST_ROWS, "A measure of neighbours")
+    n = rows.shape[1]
+    if groups is not None and groups.shape != (n,):
         raise UserError(
-            f"Expected `groups` of shape ({x.shape[1]},), but got {tuple(groups.shape)}."
+            f"Expected `groups` of shape ({n},), but got {tuple(groups.shape)}."
         )
-    both = []
-    for name, layers in (("x", x), ("y", y)):
-        check_lengths(name, layers)
-        _check_directions(name, layers)
-        both.append([Neighbours.of(layer, k, groups) for layer in layers])
-    of_x, of_y = both
-    return of_x, of_y
+    check_lengths(name, rows)
+    _check_directions(name, rows)
+    return [Neighbours.of(layer, k, groups) for layer in rows]
 
 
 def of_pairs(

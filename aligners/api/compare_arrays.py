@@ -1,0 +1,459 @@
+"""Measures of arrays with what they are worth: the value under permutations, a p-value, and an interval over groups."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property, reduce
+from itertools import accumulate, product
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.api.arrays import Array, by_site, rows
+from aligners.api.groups import Groups, numbered
+from aligners.api.measures import FAMILIES
+from aligners.errors import UserError, check_known, check_range
+from aligners.similarity.algebra.grid import GridSums, grid_moments
+from aligners.similarity.catalogue import Measure, catalogue
+from aligners.similarity.controls import (
+    Sample,
+    calibrated,
+    jackknife_interval,
+    matching_layers,
+)
+from aligners.similarity.functional.canonical_correlations import whitenings
+from aligners.similarity.functional.cca import SharedMoments
+from aligners.similarity.functional.cka import unbiased_hsic
+from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
+
+__all__ = ["Compared", "compare_arrays"]
+
+PARTS = 10  # that the jackknife leaves out in turn
+SHOWN = ("value", "null", "effect", "p", "p_family", "low", "high")
+
+
+class Compared:
+    """What `compare_arrays` found: `rows()` for a data frame, `print` for a table.
+
+    Attributes:
+        n: number of rows; groups: number of groups, None without them; draws: number of permutations.
+        level: of the intervals.
+        cautions: what to know of the figures.
+    """
+
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        *,
+        n: int,
+        groups: int | None,
+        draws: int,
+        level: float,
+        cautions: list[str],
+    ) -> None:
+        self._rows = rows
+        self.n = n
+        self.groups = groups
+        self.draws = draws
+        self.level = level
+        self.cautions = cautions
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each measure and pair of sites.
+
+        Its keys: `measure`, `site_x`, `site_y`, `value`; `null`, the mean under the permutations; `effect`, the value
+        over it, (value − null) / (1 − null); `p`, and `p_family` over all pairs of sites; `low` and `high`, None where
+        there is no interval; `n`, `groups`, `draws`.
+        """
+        return [dict(row) for row in self._rows]
+
+    def __repr__(self) -> str:
+        """Return a table with a line for each measure and pair of sites."""
+        several = len({(row["site_x"], row["site_y"]) for row in self._rows}) > 1
+        columns = ["measure", *SHOWN]
+        if several:
+            columns[1:1] = ["site_x", "site_y"]
+        else:
+            columns.remove("p_family")
+        lines = [columns]
+        for row in self._rows:
+            lines.append([_written(row[column]) for column in columns])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        of_groups = "" if self.groups is None else f" in {self.groups:,} groups"
+        told = [
+            f"{self.n:,} rows{of_groups}; {self.draws} permutations, so p is at least {1 / (1 + self.draws):.2g}; "
+            f"intervals of {self.level:.0%}"
+        ]
+        for line in lines:
+            cells = zip(line, widths, strict=True)
+            told.append("  ".join(cell.rjust(width) for cell, width in cells))
+        return "\n".join([*told, *self.cautions])
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value)
+
+
+def compare_arrays(
+    x: Array,
+    y: Array,
+    measures: str | Sequence[str] = ("unbiased_cka", "mutual_knn"),
+    *,
+    groups: Groups | None = None,
+    draws: int = 99,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Compared:
+    """Measure how similar paired rows are, and set each value against its null.
+
+    The null pairs the rows of X with those of Y in another order, drawn at random: whole groups where there are groups,
+    as rows of one text depend on each other, so that independent rows would be too easy to beat. A value no higher than
+    its null shows no similarity, however high it is; few rows of many features give a high null.
+
+    Moments are summed once: a permutation changes the products of X with Y alone. Neighbours are found once. Other
+    measures of rows (`rbf_cka`, `rsa`, ...) are computed again for each permutation.
+
+    Args:
+        x: (N, d_x) rows, or those of several sites; see `aligners.api.arrays`.
+        y: (N, d_y) their partners. Of several sites, every one of X is compared with every one of Y.
+        measures: names of the catalogue, but those of attention. One that is not symmetric is taken as its function
+            takes it, from X to Y.
+        groups: (N,) the text of each row, by name or number. Also leaves a row's text out of its nearest neighbours.
+        draws: number of permutations. p is (1 + those as high) / (1 + draws).
+        level: of the intervals, from a jackknife that leaves out a tenth of the groups in turn, of rows where there
+            are no groups. Of several sites, those at matching places have one.
+        seed: of the permutations.
+
+    Raises:
+        ValueError: rows that are not paired, not finite, or too few for a measure; an unknown measure; one group.
+
+    References:
+        Gröger et al. 2026, "Revisiting the Platonic Representation Hypothesis", arXiv 2602.14486, for the effect over
+        the null; the null there is of single rows. `aligners.similarity.controls.calibrated` has the rest.
+    """
+    chosen = _chosen(measures)
+    check_range(least=1, draws=draws)
+    check_range(above=0, below=1, level=level)
+    keys, (of_x, of_y) = _sites(x, y)
+    n = of_x.shape[1]
+    number = numbered(groups, n)
+    count = None
+    if number is not None:
+        order = number.argsort(stable=True)
+        number = number[order]
+        of_x = of_x[:, order.to(of_x.device)]
+        of_y = of_y[:, order.to(of_y.device)]
+        count = 1 + int(number[-1])
+        if count < 2:
+            raise UserError(
+                "Expected `groups` with at least 2 groups, which the null puts in another order, but got 1. Leave "
+                "`groups` out if rows do not depend on each other."
+            )
+
+    orders = list(_orders(number, n, draws, seed))
+    values, nulls = _against_nulls(chosen, of_x, of_y, number, orders)
+    cautions: list[str] = []
+    ends = _intervals(chosen, of_x, of_y, number, level, values, cautions)
+    found = []
+    about = {"n": n, "groups": count, "draws": draws}
+    for measure in chosen:
+        figures = calibrated(values[measure.name], nulls[measure.name])
+        grids = {
+            "value": values[measure.name],
+            "null": figures.null,
+            "effect": figures.effect,
+            "p": figures.p,
+            "p_family": figures.p_family,
+        }
+        low, high = ends[measure.name]
+        grids |= {"low": low, "high": high}
+        for (i, site_x), (j, site_y) in product(*map(enumerate, keys)):
+            row = {"measure": measure.name, "site_x": site_x, "site_y": site_y}
+            for name, grid in grids.items():
+                figure = float(grid[i, j])
+                row[name] = figure if figure == figure else None
+            found.append(row | about)
+    return Compared(
+        found, n=n, groups=count, draws=draws, level=level, cautions=cautions
+    )
+
+
+def _chosen(names: str | Sequence[str]) -> list[Measure]:
+    """The measures of these names, each once."""
+    if isinstance(names, str):
+        names = [names]
+    known = {}
+    for name, measure in catalogue().items():
+        if measure.family in FAMILIES:
+            known[name] = measure
+    check_known(known, measures=list(names) or ["none"])
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _sites(
+    x: Array, y: Array
+) -> tuple[tuple[list[Hashable], list[Hashable]], tuple[Tensor, Tensor]]:
+    """The keys of the sites of both, and their rows (L_x, N, d_x) and (L_y, N, d_y), of one type and device."""
+    of_x = rows(x, "x")
+    of_y = rows(y, "y")
+    if of_x.shape[1] != of_y.shape[1]:
+        raise UserError(
+            f"Expected as many rows in `y` as in `x`, which are paired one by one, but got {of_y.shape[1]} and "
+            f"{of_x.shape[1]}."
+        )
+    dtype = torch.promote_types(of_x.dtype, of_y.dtype)
+    keys = by_site(x)[0] or [0], by_site(y)[0] or [0]
+    return keys, (of_x.to(dtype), of_y.to(of_x.device, dtype))
+
+
+def _orders(groups: Tensor | None, n: int, draws: int, seed: int) -> Iterator[Tensor]:
+    """Random orders of the rows, (n,) each; the rows of a group stay together and in order."""
+    generator = torch.Generator().manual_seed(seed)
+    if groups is None:
+        for _ in range(draws):
+            yield torch.randperm(n, generator=generator)
+        return
+    parts = torch.arange(n).split(groups.bincount().tolist())
+    for _ in range(draws):
+        drawn = torch.randperm(len(parts), generator=generator)
+        yield torch.cat([parts[place] for place in drawn.tolist()])
+
+
+# ---------------------------------------------------------------------- values, and values under permutations
+
+
+class _Reordered:
+    """A sample of rows of one site of X and all sites of Y, those of Y in some order, with neighbours found before."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        text: Tensor,
+        order: Tensor,
+        near: Callable[[], tuple[list[Neighbours], list[Neighbours]]],
+    ) -> None:
+        self.x = x
+        self.text = text
+        self._y = y
+        self._order = order
+        self._near = near
+
+    @cached_property
+    def y(self) -> Tensor:
+        """(L_y, N, d_y)."""
+        return self._y[:, self._order]
+
+    def near(self) -> tuple[list[Neighbours], list[Neighbours]]:
+        """As `Sample.near`."""
+        of_x, of_y = self._near()
+        return of_x, [each.reordered(self._order) for each in of_y]
+
+
+class _Contents:
+    """What measures are computed from, of one site of X and all sites of Y, whose rows are in some order.
+
+    Args:
+        x: (1, N, d_x); y: (L_y, N, d_y).
+        text: (N,) groups, or a number for each row.
+        shared: what other sites of X have computed of Y, by name.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, text: Tensor, shared: dict[str, Any]
+    ) -> None:
+        self.x = x
+        self.y = y
+        self.text = text
+        self.shared = shared
+
+    def of(self, family: str, order: Tensor) -> Any:
+        """The content of a family, with the rows of Y in this order."""
+        if family == "moments":
+            return self._moments(order)
+        if family == "batches":
+            return unbiased_hsic(self.x, self.y[:, order])
+        return _Reordered(self.x, self.y, self.text, order, self._near)
+
+    def _moments(self, order: Tensor) -> SharedMoments:
+        """Moments whose products of X with Y alone are new."""
+        moments, white_x = self._within
+        back = order.argsort()  # of X, which is one site
+        of_x, squares_x = self._centred_x
+        of_x = of_x[back]
+        products = []
+        fourth = []
+        for of_y, squares_y in self._centred_y:
+            products.append(of_x.T @ of_y)
+            fourth.append(squares_x[back] @ squares_y)
+        moments = moments._replace(
+            xy=torch.stack(products)[None], q_xy=torch.stack(fourth)[None]
+        )
+        return SharedMoments(moments, white_x, self.shared["white"])
+
+    @cached_property
+    def _within(self) -> tuple[Any, Any]:
+        """The moments as the rows are paired, and the whitening of X."""
+        moments = grid_moments(self.x, self.y)
+        if "white" not in self.shared:
+            self.shared["white"] = whitenings(moments.yy)
+        return moments, whitenings(moments.xx)
+
+    @cached_property
+    def _centred_x(self) -> tuple[Tensor, Tensor]:
+        return _centred(self.x[0])
+
+    @property
+    def _centred_y(self) -> list[tuple[Tensor, Tensor]]:
+        if "centred" not in self.shared:
+            self.shared["centred"] = [_centred(layer) for layer in self.y]
+        return self.shared["centred"]
+
+    def _near(self) -> tuple[list[Neighbours], list[Neighbours]]:
+        """The neighbours of X's rows and of Y's, found at the first call."""
+        return self._near_x, self._near_y
+
+    @cached_property
+    def _near_x(self) -> list[Neighbours]:
+        return neighbours_of(self.x, "x", groups=self.text)
+
+    @property
+    def _near_y(self) -> list[Neighbours]:
+        if "near" not in self.shared:
+            self.shared["near"] = neighbours_of(self.y, "y", groups=self.text)
+        return self.shared["near"]
+
+
+def _centred(layer: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (N, d) less their mean, in float64, and their squared lengths."""
+    double = layer.double()
+    centred = double - double.mean(0)
+    return centred, torch.linalg.vecdot(centred, centred)
+
+
+def _against_nulls(
+    measures: Sequence[Measure],
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor | None,
+    orders: Sequence[Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The values of each measure, (L_x, L_y), and those under each order, (R, L_x, L_y)."""
+    n = x.shape[1]
+    text = torch.arange(n) if groups is None else groups
+    text = text.to(x.device)
+    shared: dict[str, Any] = {}
+    found: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
+    for layer in x.split(1):
+        contents = _Contents(layer, y, text, shared)
+        of_layer: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
+        for order in (torch.arange(n), *orders):
+            content = {}
+            on_device = order.to(x.device)
+            for measure in measures:
+                if measure.family not in content:
+                    content[measure.family] = contents.of(measure.family, on_device)
+                value = measure.compute(content[measure.family])
+                of_layer[measure.name].append(value[0].cpu().double())
+        for name, of_orders in of_layer.items():
+            found[name].append(torch.stack(of_orders))
+    nulls = {}
+    values = {}
+    for name, layers in found.items():
+        both = torch.stack(layers, 1)
+        values[name] = both[0]
+        nulls[name] = both[1:]
+    return values, nulls
+
+
+# ---------------------------------------------------------------------- intervals
+
+
+def _intervals(
+    measures: Sequence[Measure],
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor | None,
+    level: float,
+    values: dict[str, Tensor],
+    cautions: list[str],
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Both ends of the interval of each measure, (L_x, L_y) each, NaN where there is none."""
+    text = torch.arange(x.shape[1]) if groups is None else groups
+    count = 1 + int(text[-1])
+    parts = min(PARTS, count)
+    part = text * parts // count
+    sizes = part.bincount().tolist()
+    ends = {}
+    for measure in measures:
+        low = torch.full_like(values[measure.name], torch.nan)
+        ends[measure.name] = low, low.clone()
+    for i, j in matching_layers(range(len(x)), range(len(y))):
+        split = zip(
+            x[i : i + 1].split(sizes, 1),
+            y[j : j + 1].split(sizes, 1),
+            text.to(x.device).split(sizes),
+            strict=True,
+        )
+        samples = [Sample(*each) for each in split]
+        for name, left_out in _left_out(measures, samples, cautions).items():
+            low, high = ends[name]
+            estimate = values[name][i, j]
+            low[i, j], high[i, j] = jackknife_interval(estimate, left_out, level)
+    return ends
+
+
+def _left_out(
+    measures: Sequence[Measure], samples: Sequence[Sample], cautions: list[str]
+) -> dict[str, Tensor]:
+    """Each measure of all samples but one, (G,); nothing of one that is refused, which is said."""
+    rest: list[GridSums] = []
+    if any(measure.family == "moments" for measure in measures):
+        rest = _all_but_one([_sums(sample) for sample in samples])
+    found: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
+    for place in range(len(samples)):
+        content: dict[str, Any] = {}
+        for measure in measures:
+            if measure.name not in found:
+                continue
+            if measure.family not in content:
+                content[measure.family] = _joined(measure.family, place, samples, rest)
+            try:
+                value = measure.compute(content[measure.family])
+            except ValueError as error:
+                cautions.append(f"No interval of {measure.name}: {error}")
+                del found[measure.name]
+                continue
+            found[measure.name].append(value[0, 0].cpu().double())
+    return {name: torch.stack(values) for name, values in found.items()}
+
+
+def _sums(sample: Sample) -> GridSums:
+    """The sums of a sample of one site of X and one of Y."""
+    sums = GridSums.zeros(1, sample.x.shape[2], 1, sample.y.shape[2], sample.x.device)
+    return sums.add_(sample.x, sample.y)
+
+
+def _all_but_one(sums: Sequence[GridSums]) -> list[GridSums]:
+    """The sums of all but each of them."""
+    before = list(accumulate(sums, add))
+    after = list(accumulate(reversed(sums), add))
+    after.reverse()
+    between = map(add, before, after[2:])
+    return [after[1], *between, before[-2]]
+
+
+def _joined(
+    family: str, place: int, samples: Sequence[Sample], rest: Sequence[GridSums]
+) -> Any:
+    """What measures of a family are computed from, of all samples but the one at `place`."""
+    if family == "moments":
+        return SharedMoments(rest[place].moments())
+    sample = reduce(add, [*samples[:place], *samples[place + 1 :]])
+    if family == "batches":
+        return unbiased_hsic(sample.x, sample.y)
+    return sample
