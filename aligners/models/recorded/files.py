@@ -46,6 +46,7 @@ class Opened:
         columns: further values of the rows, by name: keys, groups, masks.
         sequence: (N,) which sequence of the file each row is of, where its rows come in sequences.
         of_tokens: whether the rows are of tokens whose texts the file does not know.
+        tokens: (N,) the token of each row, where the file has it in a place that its format gives.
     """
 
     sites: list[str]
@@ -53,6 +54,7 @@ class Opened:
     columns: Mapping[str, Any] = field(default_factory=dict)
     sequence: np.ndarray | None = None
     of_tokens: bool = False
+    tokens: np.ndarray | None = None
 
 
 def open_states(source: StatesSource) -> Opened:

@@ -28,6 +28,7 @@ class Side:
         key: (N,) which row it is, the same in all sources; None: its number says so.
         group: (N,) which text, image or other whole it is of; None: each row is its own.
         mask: (N,) whether it counts; None: all do.
+        tokens: (N,) the token that it is of; None: that is not known.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Side:
     key: np.ndarray | None = None
     group: np.ndarray | None = None
     mask: np.ndarray | None = None
+    tokens: np.ndarray | None = None
 
 
 @dataclass
@@ -134,6 +136,7 @@ def _by_number(sides: Sequence[Side]) -> Joined:
                 f"is of the group {names[row]!r} in the first and of {_named(side)[row]!r} in the second. Name a "
                 f"column that says which rows belong together, as `key`: {HOW_TO}."
             )
+    _check_tokens(sides)
     used = np.ones(first.rows, dtype=bool)
     for side in sides:
         if side.mask is not None:
@@ -141,6 +144,25 @@ def _by_number(sides: Sequence[Side]) -> Joined:
     rows = np.flatnonzero(used)
     group, of_groups = _numbered(names[rows])
     return Joined([rows] * len(sides), group, of_groups)
+
+
+def _check_tokens(sides: Sequence[Side]) -> None:
+    """Raise if rows of equal numbers are of different tokens."""
+    first: Side | None = None
+    for side in sides:
+        if side.tokens is None or len(side.tokens) != side.rows:
+            continue
+        if first is None or first.tokens is None:
+            first = side
+            continue
+        different = np.flatnonzero(first.tokens != side.tokens)
+        if len(different):
+            row = int(different[0])
+            raise UserError(
+                f"Expected the rows of {first.name} and {side.name} to be of the same tokens, but row {row} "
+                f"(counted from 0) is the first of {len(different)} that are of others. Record both on the same "
+                f"tokens in the same order, or name a column that says which rows belong together, as `key`: {HOW_TO}."
+            )
 
 
 def _by_key(sides: Sequence[Side]) -> Joined:

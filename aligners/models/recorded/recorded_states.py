@@ -52,6 +52,11 @@ class GroupTokens:
 
     def __call__(self, groups: Sequence[str], **options: Any) -> dict[str, Any]:
         """Return the numbers of the rows of some groups, none of which is special or cut off."""
+        unknown = [group for group in groups if group not in self._rows]
+        if unknown:
+            raise UserError(
+                f"Expected groups of recorded rows, but got {unknown[0]!r}: recorded states read no texts."
+            )
         ids = [self._rows[group].tolist() for group in groups]
         special = [[0] * len(rows) for rows in ids]
         return {"input_ids": ids, "special_tokens_mask": special}
@@ -308,7 +313,7 @@ class RecordedRun:
 
 def _side(source: StatesSource, opened: Opened) -> Side:
     """Return what a source says of its rows."""
-    side = Side(source.name, opened.arrays[0].rows)
+    side = Side(source.name, opened.arrays[0].rows, tokens=opened.tokens)
     if source.key is not None:
         side.key = column_of(source, opened, source.key)
     if source.group is not None:

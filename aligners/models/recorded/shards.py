@@ -43,13 +43,14 @@ def open_shards(source: StatesSource, folders: Sequence[Path]) -> Opened:
         )
         sites.append(folder.name)
         arrays.append(RowArray([_shard(file) for file in shards]))
-    columns: dict[str, Tensor] = {}
+    opened = Opened(sites, arrays, of_tokens=True)
     for place in (source.path, source.path.parent):
         if (place / TOKENS).is_file():
             tokens = torch.load(place / TOKENS, map_location="cpu", weights_only=True)
-            columns["tokens"] = tokens.flatten()
+            opened.tokens = tokens.flatten().numpy()
+            opened.columns = {"tokens": opened.tokens}
             break
-    return choose_sites(source, Opened(sites, arrays, columns, of_tokens=True))
+    return choose_sites(source, opened)
 
 
 def _shard(meta: Path) -> Tensor:

@@ -17,6 +17,8 @@ from aligners.models.recorded.files import Opened, choose_sites, natural
 from aligners.models.recorded.names import StatesSource
 from aligners.models.recorded.row_arrays import RowArray, as_tensor
 
+TOKENS = "token_ids"  # the column of SAELens
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -51,8 +53,11 @@ def open_table(source: StatesSource, kind: str | None) -> Opened:
     if len(lengths) == 1 and 1 not in lengths:
         (length,) = lengths
         sequence = np.arange(len(table)).repeat(length)
-    columns = _Columns(table, sites)
-    return choose_sites(source, Opened(sites, arrays, columns, sequence))
+    opened = Opened(sites, arrays, _Columns(table, sites), sequence)
+    if sequence is not None and TOKENS in table.column_names:
+        chunks = table.data.column(TOKENS).chunks
+        opened.tokens = np.concatenate([chunk.flatten() for chunk in chunks])
+    return choose_sites(source, opened)
 
 
 def _table(source: StatesSource, kind: str | None) -> Dataset:

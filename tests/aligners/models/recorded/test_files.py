@@ -91,6 +91,8 @@ def test_cached_activations_of_saelens(tmp_path: Path, states: torch.Tensor) -> 
     assert torch.equal(rows_of(found)[0], states[0])
     assert found.sequence is not None
     assert found.sequence.tolist() == [row // 5 for row in range(20)]
+    assert found.tokens is not None
+    assert found.tokens.tolist() == list(range(20))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", None])

@@ -87,6 +87,7 @@ def test_the_digest_is_that_of_the_pairs() -> None:
         ([side("x", 2, key=[1, 2]), side("y", 2, key=[3, 4])], r"there are none: they begin with 1, 2 and 3, 4"),
         ([side("x", 2, key=[1, 2]), side("y", 2, key=["1", "2"])], r"those of x are numbers and those of y are not"),
         ([side("x", 2, key=["a", None]), side("y", 2, key=["a", "b"])], r"a key in every row of x, but 1 have none"),
+        ([side("x", 3, tokens=[5, 6, 7]), side("y", 3, tokens=[5, 7, 6])], r"same tokens, but row 1 .* first of 2"),
         ([side("x", 2, mask=[0, 1]), side("y", 2, mask=[1, 0])], r"rows that count in all of x, y, but their masks"),
         ([side("x", 2, mask=[0, 3]), side("y", 2)], r"`mask` of x to be true or false, or 1 or 0"),
         ([side("x", 2, mask=["yes", "no"]), side("y", 2)], r"`mask` of x to be true or false"),
