@@ -6,6 +6,7 @@ from torch import Tensor
 
 from aligners import maps as banks
 from aligners.api.estimators import ArrayMap, NotFittedError, TrainedMap
+from aligners.maps.by_rows.relative import Decode
 from aligners.maps.inn import Mixing
 from aligners.maps.starting_maps import Start
 from aligners.similarity.algebra.moments import Moments, moments_of
@@ -18,12 +19,15 @@ __all__ = [
     "SVCCA",
     "ArrayMap",
     "Identity",
+    "KernelRidge",
     "Linear",
     "Mean",
+    "NearestNeighbours",
     "NotFittedError",
     "Permutation",
     "Procrustes",
     "ReducedRank",
+    "Relative",
     "Ridge",
     "SoftMatching",
     "TrainedMap",
@@ -99,6 +103,40 @@ class PWCCA(ArrayMap, aligner=banks.PWCCA):
     share: float = 0.99
     shrink: bool = False
     tolerance: float = 1e-10
+
+
+class NearestNeighbours(ArrayMap, aligner=banks.NearestNeighbours):
+    """The mean of Y over the fitting rows whose X is nearest. See `aligners.maps.NearestNeighbours`."""
+
+    k: int = 10
+    weighted: bool = False
+    rows: int = 10_000
+    seed: int = 0
+
+
+class KernelRidge(ArrayMap, aligner=banks.KernelRidge):
+    """Ridge regression in the space of an RBF kernel, on landmarks. See `aligners.maps.KernelRidge`.
+
+    Fitted on the first nine tenths of the rows, its strength chosen on the rest, as `Ridge`.
+    """
+
+    landmarks: int = 512
+    width: float = 1.0
+    rows: int = 10_000
+    seed: int = 0
+
+
+class Relative(ArrayMap, aligner=banks.Relative):
+    """Through cosines with anchors, which both models have. See `aligners.maps.Relative`.
+
+    Fitted on the first nine tenths of the rows, its strength chosen on the rest, as `Ridge`; `decode="inverse"` on all.
+    """
+
+    anchors: int = 512
+    decode: Decode = "least_squares"
+    tolerance: float = 0.1
+    rows: int = 10_000
+    seed: int = 0
 
 
 class Mean(ArrayMap, aligner=banks.Mean):

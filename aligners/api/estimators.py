@@ -35,6 +35,7 @@ from aligners.api.arrays import (
 from aligners.api.groups import Groups
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner
+from aligners.maps.by_rows.kept_rows import ByRows, PairedRows
 from aligners.maps.linear import Affine
 from aligners.similarity.algebra.moments import Moments, moments_of
 
@@ -127,7 +128,16 @@ class ArrayMap:
         of_x, of_y = rows_of_both(x, y)
         bank = self._made(len(of_x), of_x.shape[2], of_y.shape[2]).to(of_x)
         moments = self._moments(of_x, of_y)
-        fit_map(self.aligner.__name__, bank, *moments, advice="Give more rows.")
+        name = self.aligner.__name__
+        kept, others = self._kept_rows(bank, of_x, of_y)
+        fit_map(
+            name,
+            bank,
+            *moments,
+            advice="Give more rows.",
+            kept=kept,
+            kept_validation=others,
+        )
         self._train(bank, of_x, of_y)
         sites, (first, *_) = by_site(x)
         means = moments[0].mean_x, moments[0].mean_y
@@ -359,6 +369,21 @@ class ArrayMap:
     def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
         """Return moments of the fitting rows and, for a map that chooses a strength on them, of other rows."""
         return [moments_of(x, y)]
+
+    def _kept_rows(
+        self, bank: Aligner, x: Tensor, y: Tensor
+    ) -> tuple[PairedRows | None, PairedRows | None]:
+        """Return the rows that a map needs beside the moments, and the last tenth, if it chooses a strength there."""
+        if not isinstance(bank, ByRows):
+            return None, None
+        if not bank.chooses:
+            return PairedRows.drawn(x, y, bank.rows, bank.seed), None
+        first = x.shape[1] * 9 // 10
+        kept, others = (
+            PairedRows.drawn(x[:, part], y[:, part], bank.rows, bank.seed)
+            for part in (slice(first), slice(first, None))
+        )
+        return kept, others
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         if not bank.closed_form:

@@ -39,6 +39,7 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.fitting.steps import LEAST_RISE, Schedule, clip_per_site
 from aligners.fitting.training_status import few_rows, outcomes
+from aligners.maps.by_rows.kept_rows import FROM_PYTHON, ByRows
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
@@ -192,6 +193,11 @@ class Alignment(BankTraining):
         """Build banks of this size without keeping them, all from the same seed."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
+            if isinstance(aligner, ByRows):
+                raise UserError(
+                    f"Expected `aligners` that are fitted from moments or by steps, but {name} keeps rows of the fit. "
+                    f"{FROM_PYTHON}"
+                )
             yield Fit(name, FORWARD, aligner)
             if self.both_directions and not aligner.bijective:
                 backward = seeded(factory, self.seed, sites, d_y, d_x)

@@ -8,6 +8,7 @@ import torch
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import FORWARD
 from aligners.maps.base import MORE_ROWS, Aligner
+from aligners.maps.by_rows.kept_rows import ByRows, PairedRows
 from aligners.maps.linear import Ridge
 from aligners.maps.solvers import deviations
 from aligners.similarity.algebra.moments import Moments
@@ -54,6 +55,8 @@ def fit_map(
     validation: Moments | None = None,
     *,
     advice: str = MORE_ROWS,
+    kept: PairedRows | None = None,
+    kept_validation: PairedRows | None = None,
 ) -> None:
     """Fit a closed form, or set the scaling and the start of a map that will be trained.
 
@@ -64,6 +67,8 @@ def fit_map(
         validation: moments of validation rows, in the map's direction, for maps that choose a strength on them; None:
             there are none.
         advice: what to do if there are too few rows, for error messages.
+        kept: a draw of the fitting rows, in the map's direction, for maps that need rows.
+        kept_validation: a draw of validation rows, for those that choose a strength on them.
 
     Raises:
         ValueError: there are fewer rows than the map needs; or the map is to be trained, and the states of a site are
@@ -80,5 +85,7 @@ def fit_map(
         )  # states are divided by their deviation
     if isinstance(aligner, Ridge):
         aligner.fit(moments, validation)
+    elif isinstance(aligner, ByRows):
+        aligner.fit(moments, kept, kept_validation)
     else:
         aligner.fit(moments)

@@ -2,6 +2,9 @@
 
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
+from aligners.maps.by_rows.kernel_ridge import KernelRidge
+from aligners.maps.by_rows.nearest_neighbours import NearestNeighbours
+from aligners.maps.by_rows.relative import Relative
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.from_moments.reduced_rank import ReducedRank
 from aligners.maps.from_moments.soft_matching import SoftMatching
@@ -10,6 +13,7 @@ from aligners.maps.linear import Identity, Linear, Mean, Permutation, Procrustes
 from aligners.maps.mlp import MLP, FreeForm
 
 __all__ = [
-    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
-    "Mean", "Orthogonal", "Permutation", "Procrustes", "ReducedRank", "Ridge", "SoftMatching",
+    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "KernelRidge", "Linear",
+    "LowRank", "Mean", "NearestNeighbours", "Orthogonal", "Permutation", "Procrustes", "ReducedRank", "Relative",
+    "Ridge", "SoftMatching",
 ]  # fmt: skip

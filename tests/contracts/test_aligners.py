@@ -16,6 +16,7 @@ import aligners.fitting.universe.universe  # which registers the maps through a 
 from aligners.fitting.saved_bank import build_aligner, describe_aligner
 from aligners.fitting.steps import clip_per_site
 from aligners.maps.base import Aligner
+from aligners.maps.by_rows.kept_rows import ByRows, PairedRows
 from aligners.maps.mlp import FreeForm
 from aligners.similarity.algebra.moments import moments_of
 
@@ -35,6 +36,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reduced rank": ("ReducedRank", {"rank": 2, "ridge": 1e-4}),
     "reduced rank, by share": ("ReducedRank", {"share": 0.9}),
     "soft matching": ("SoftMatching", {}),
+    "nearest neighbours": ("NearestNeighbours", {"k": 3, "rows": 64}),
+    "nearest neighbours, weighted": ("NearestNeighbours", {"k": 5, "weighted": True, "rows": 80, "seed": 1}),
+    "kernel ridge": ("KernelRidge", {"landmarks": 24, "rows": 80}),
+    "relative": ("Relative", {"anchors": 16, "rows": 80}),
+    "relative, inverted": ("Relative", {"anchors": 16, "rows": 80, "decode": "inverse"}),
     "cca": ("CCA", {}),
     "cca, some directions": ("CCA", {"directions": 3, "tolerance": 1e-8}),
     "cca, shrunk": ("CCA", {"shrink": True}),
@@ -96,10 +102,19 @@ def rows(d_y: int = WIDTH) -> tuple[Tensor, Tensor]:
     return related_rows(SITES, ROWS, WIDTH, d_y)
 
 
+def fit(aligner: Aligner, x: Tensor, y: Tensor) -> None:
+    """From the moments, and from rows where the map needs them."""
+    moments = moments_of(x, y)
+    if isinstance(aligner, ByRows):
+        aligner.fit(moments, PairedRows.drawn(x, y, aligner.rows, aligner.seed))
+    else:
+        aligner.fit(moments)
+
+
 def ready(case: str, d_y: int = WIDTH) -> Aligner:
     """Fitted, in float64, and moved off its starting point as training would."""
     aligner = build(case, d_y=d_y).double()
-    aligner.fit(moments_of(*rows(d_y)))
+    fit(aligner, *rows(d_y))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in aligner.parameters():
@@ -110,7 +125,7 @@ def ready(case: str, d_y: int = WIDTH) -> Aligner:
 def trained(aligner: Aligner, x: Tensor, y: Tensor) -> tuple[Aligner, list[Tensor]]:
     """A few dozen steps as `Alignment` takes them; also the gradients' norms."""
     aligner = aligner.double()
-    aligner.fit(moments_of(x, y))
+    fit(aligner, x, y)
     optimizer = torch.optim.AdamW(aligner.parameters(), lr=2e-3, weight_decay=1e-2)
     norms = []
     for step in range(36):
@@ -141,7 +156,7 @@ def test_shapes_or_a_refusal_of_unequal_widths(case: str, d_y: int) -> None:
         return
     aligner = build(case, d_y=d_y)
     x, y = rows(d_y)
-    aligner.fit(moments_of(x, y))
+    fit(aligner, x, y)
     mapped = aligner(x.float())
     assert mapped.shape == y.shape
     assert mapped.dtype == torch.float32
@@ -255,7 +270,7 @@ def test_a_bank_gives_each_site_what_it_would_get_alone(case: str) -> None:
     bank, norms = trained(build(case), x, y)
     assert max(norm.min().item() for norm in norms) > CLIP  # clipping acted, at every site
     start = build(case).double()
-    start.fit(moments_of(x, y))
+    fit(start, x, y)
     assert (bank.loss(x, y) < start.loss(x, y)).all()  # and the steps led somewhere
     for site in range(SITES):
         one = slice(site, site + 1)
@@ -268,11 +283,11 @@ def test_a_bank_gives_each_site_what_it_would_get_alone(case: str) -> None:
 def test_closed_forms_and_starting_points_know_only_their_site(case: str) -> None:
     x, y = rows()
     bank = build(case).double()
-    bank.fit(moments_of(x, y))
+    fit(bank, x, y)
     for site in range(SITES):
         one = slice(site, site + 1)
         alone = build(case, sites=1).double()
-        alone.fit(moments_of(x[one], y[one]))
+        fit(alone, x[one], y[one])
         torch.testing.assert_close(bank(x)[one], alone(x[one]))
 
 
@@ -281,8 +296,8 @@ def test_means_a_thousand_deviations_away_cost_a_closed_form_nothing(case: str) 
     x, y = rows()
     far_x, far_y = x + 1000 * x.std(), y - 1000 * y.std()
     near, far = build(case).double(), build(case).double()
-    near.fit(moments_of(x, y))
-    far.fit(moments_of(far_x, far_y))
+    fit(near, x, y)
+    fit(far, far_x, far_y)
     torch.testing.assert_close(far(far_x) - far_y, near(x) - y, rtol=0, atol=1e-7)
 
 
@@ -316,7 +331,7 @@ def test_what_a_fit_from_moments_reaches() -> None:
     fvu = {}
     for case in CASES:
         aligner = build(case).double()
-        aligner.fit(moments_of(x, y))
+        fit(aligner, x, y)
         fvu[case] = (aligner(x) - y).square().sum((1, 2)) / total
     torch.testing.assert_close(fvu["mean"], torch.ones(SITES).double())
     for better, worse in (

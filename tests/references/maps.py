@@ -125,3 +125,31 @@ def soft_matching(x: Array, y: Array) -> tuple[Array, float]:
     totals = np.array([1 / n] * n + [1 / m] * m)
     found = linprog(-gains.ravel(), A_eq=np.array(sums), b_eq=totals, method="highs-ipm")
     return found.x.reshape(n, m), -found.fun
+
+
+def nearest_neighbours(x: Array, y: Array, new: Array, k: int, weighted: bool) -> Array:
+    """The mean of y over the k rows of x with the largest cosines to each new row, about the mean of x."""
+    mean = x.mean(0)
+    images = []
+    for row in new - mean:
+        cosines = (x - mean) @ row / np.linalg.norm(x - mean, axis=1) / np.linalg.norm(row)
+        nearest = np.argsort(-cosines)[:k]
+        weights = np.maximum(cosines[nearest], 0) if weighted else np.ones(k)
+        images.append(np.average(y[nearest], axis=0, weights=weights))
+    return np.array(images)
+
+
+def kernel_ridge(x: Array, y: Array, new: Array, landmarks: Array, sigma: float, penalty: float) -> Array:
+    """argmin Σ ‖f(x_i) + b − y_i‖² + penalty ‖f‖² over f of the landmarks' kernels, at new rows.
+
+    f = Σ_j k(·, l_j) α_j has ‖f‖² = tr(αᵀ K_mm α): the normal equations of α, not of whitened features.
+    """
+
+    def kernel(a: Array, b: Array) -> Array:
+        return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * sigma**2))
+
+    features, target = kernel(x, landmarks), y - y.mean(0)
+    centred = features - features.mean(0)
+    system = centred.T @ centred + penalty * kernel(landmarks, landmarks)
+    alpha = np.linalg.solve(system, centred.T @ target)
+    return (kernel(new, landmarks) - features.mean(0)) @ alpha + y.mean(0)

@@ -21,6 +21,7 @@ from aligners.fitting.bijection.price import NAMES
 from aligners.injection.comparing import comparison as compared
 from aligners.injection.methods import KNOWN_CLOSED_FORMS
 from aligners.maps.base import Aligner
+from aligners.maps.by_rows.kept_rows import ByRows
 from aligners.probing.artefacts import carrying_maps as carried
 from aligners.similarity.catalogue import catalogue
 
@@ -64,8 +65,10 @@ def known_names() -> dict[str, list[str]]:
     """The names of maps, measures and so on that options take."""
     classes = []
     for name in maps.__all__:
-        if issubclass(getattr(maps, name), Aligner) and name != "Aligner":
-            classes.append(name)
+        kind = getattr(maps, name)
+        if kind is Aligner or issubclass(kind, ByRows):  # these from Python alone
+            continue
+        classes.append(name)
     of_maps = dict.fromkeys([*NAMES, *compared.MAPS, *carried.MAPS])
     return {
         "closed_form": list(KNOWN_CLOSED_FORMS),

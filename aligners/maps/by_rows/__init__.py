@@ -1,0 +1,1 @@
+"""Closed forms that need rows of the fit and not only their moments: anchors, landmarks, neighbours."""

@@ -1,0 +1,126 @@
+"""What maps that keep rows have in common: how these are drawn, and how many rows are mapped at a time."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from aligners.datamodules.rows.token_pairs import row_keys
+from aligners.errors import UserError, check_range
+from aligners.maps.base import Aligner
+from aligners.similarity.algebra.moments import Moments
+
+AT_ONCE = 2**24  # numbers that a map may hold at a time, over all of its sites
+FROM_PYTHON = "Maps of this kind are fitted from Python, with `aligners.api`."
+SHARE_OF_VALIDATION = 10  # of rows without a split, every tenth chooses a strength
+
+
+class PairedRows(NamedTuple):
+    """Paired rows of S sites, in the order of a draw, so that the first of them are a draw of fewer.
+
+    Attributes:
+        x: (S, K, d_x).
+        y: (S, K, d_y).
+    """
+
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def drawn(cls, x: Tensor, y: Tensor, budget: int, seed: int) -> Self:
+        """Draw up to `budget` rows of (S, N, d_x) and (S, N, d_y), by a hash of the seed and their numbers."""
+        numbers = torch.arange(x.shape[1])
+        keys = row_keys(seed, numbers, torch.zeros_like(numbers))
+        chosen = keys.argsort()[:budget].to(x.device)
+        return cls(x[:, chosen], y[:, chosen])
+
+    def double(self) -> Self:
+        """The rows in float64."""
+        return type(self)(self.x.double(), self.y.double())
+
+
+class ByRows(Aligner, registered=False):
+    """A closed form that needs rows of the fit: `fit` takes them beside the moments.
+
+    The rows are a draw by a hash of the seed and of the numbers of the rows, the same for all sites. The commands do
+    not keep rows: such maps are fitted from Python, by `aligners.api`.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        rows: the most rows that are drawn.
+        seed: seed of the draw.
+
+    Attributes:
+        chooses: a strength is chosen on other rows, which `fit` takes as well.
+    """
+
+    closed_form = True
+    chooses: bool = False
+
+    def __init__(self, sites: int, d_x: int, d_y: int, rows: int, seed: int) -> None:
+        super().__init__(sites, d_x, d_y)
+        check_range(least=2, rows=rows)
+        self.rows = rows
+        self.seed = seed
+
+    def fit(
+        self,
+        moments: Moments,
+        kept: PairedRows | None = None,
+        validation: PairedRows | None = None,
+    ) -> None:
+        """Fit in float64.
+
+        Args:
+            moments: of all fitting rows.
+            kept: a draw of them.
+            validation: a draw of other rows, where the map `chooses`. Default: every tenth of the draw.
+
+        Raises:
+            ValueError: there are no rows, too few, or they do not determine the map.
+        """
+        if kept is None:
+            raise UserError(
+                f"{type(self).__name__} needs rows of the fit, and not only their moments, but got none. {FROM_PYTHON}"
+            )
+        kept = kept.double()
+        if self.chooses and validation is None:
+            kept, validation = _split(kept)
+        if kept.x.shape[1] < self.rows_needed:
+            raise UserError(
+                f"{type(self).__name__} expects at least {self.rows_needed} rows to keep, but got {kept.x.shape[1]}."
+            )
+        self._fit(moments, kept, validation)
+
+    @abstractmethod
+    def _fit(
+        self, moments: Moments, kept: PairedRows, validation: PairedRows | None
+    ) -> None:
+        """Set the buffers from moments and rows in float64."""
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        """Set a buffer whose number of rows the fit decides."""
+        like = self.get_buffer(name)
+        self.register_buffer(name, value.to(like))
+
+    def _in_parts(
+        self, function: Callable[[Tensor], Tensor], x: Tensor, numbers: int
+    ) -> Tensor:
+        """Apply a function of rows to (S, N, d) a few rows at a time, as each takes so many numbers at each site."""
+        at_once = max(1, AT_ONCE // (len(x) * numbers))
+        if x.shape[1] <= at_once:
+            return function(x)
+        parts = [function(part) for part in x.split(at_once, 1)]
+        return torch.cat(parts, 1)
+
+
+def _split(rows: PairedRows) -> tuple[PairedRows, PairedRows]:
+    """Take every tenth row out of a draw, to choose a strength on."""
+    chosen = torch.zeros(rows.x.shape[1], dtype=torch.bool, device=rows.x.device)
+    chosen[::SHARE_OF_VALIDATION] = True
+    fitted = PairedRows(rows.x[:, ~chosen], rows.y[:, ~chosen])
+    return fitted, PairedRows(rows.x[:, chosen], rows.y[:, chosen])
