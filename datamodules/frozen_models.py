@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations
@@ -138,10 +139,13 @@ class FrozenModels:
         places = dict(zip(self.named, self.places, strict=True))
         loaded = {}
         awake = []
-        for named, (_, parts) in places.items():
-            loaded[named] = self._load(*named, parts)
-            if not isinstance(loaded[named], SleepingModel):
-                awake.append(named)
+        # The weights of a model are hashed, which every run asks for, while the next model is read.
+        with ThreadPoolExecutor(thread_name_prefix="hashing") as hashing:
+            for named, (_, parts) in places.items():
+                loaded[named] = self._load(*named, parts)
+                if not isinstance(loaded[named], SleepingModel):
+                    awake.append(named)
+                    hashing.submit(getattr, loaded[named], "fingerprint")
         for a, b in combinations(awake, 2):
             if places[a] == places[b] and places[a][1] is None:
                 share_weights(loaded[b].model, loaded[a].model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -259,13 +260,20 @@ def _pieces_per_word(first: np.ndarray, last: np.ndarray, total: int) -> np.ndar
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Describe everything that decides how a tokenizer treats a text."""
     if tokenizer.is_fast:
-        inner = json.loads(tokenizer.backend_tokenizer.to_str())
-        # How the last call padded and cut, which is no property of the tokenizer.
-        del inner["padding"], inner["truncation"]
+        inner = _without_last_call(tokenizer.backend_tokenizer.to_str())
     else:
-        inner = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        words = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        inner = json.dumps(words, sort_keys=True)
     outer = {name: getattr(tokenizer, name) for name in PADDING_AND_CUTTING}
-    return json.dumps([inner, outer], sort_keys=True)
+    return f"[{inner}, {json.dumps(outer, sort_keys=True)}]"
+
+
+@lru_cache(maxsize=8)  # a run asks some ten times about two tokenizers
+def _without_last_call(written: str) -> str:
+    """Leave out of a written tokenizer how its last call padded and cut, which is no property of it."""
+    inner = json.loads(written)
+    del inner["padding"], inner["truncation"]
+    return json.dumps(inner, sort_keys=True)
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:

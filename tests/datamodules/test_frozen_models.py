@@ -1,3 +1,5 @@
+import hashlib
+import threading
 from typing import Any
 
 import pytest
@@ -105,3 +107,43 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
     config = data.config()
     assert not {"devices", "device_map"} & config.keys()
     assert made_again(pair_states, config).frozen_models.places == [(None, None)] * 2
+
+
+def plain_fingerprint(model: FrozenModel) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, weight in sorted(model.model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_weights_are_hashed_while_the_next_model_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = threading.Event()
+    read = frozen_models.load_frozen
+    fingerprint: Any = FrozenModel.fingerprint
+    hashes = fingerprint.func
+    asked_in = []
+
+    def hash_of(model: FrozenModel) -> str:
+        asked_in.append(threading.current_thread())
+        found: str = hashes(model)
+        hashed.set()
+        return found
+
+    def read_slowly(path: str, **options: Any) -> FrozenModel:
+        if path == world.model_y:
+            assert hashed.wait(60), "the weights of the first model were not hashed meanwhile"
+        return read(path, **options)
+
+    monkeypatch.setattr(fingerprint, "func", hash_of)
+    monkeypatch.setattr(frozen_models, "load_frozen", read_slowly)
+    models = activations(world).frozen_models.loaded
+    assert [model.fingerprint for model in models] == [plain_fingerprint(model) for model in models]
+    assert len(asked_in) == 2  # and no more when they are asked for
+    assert threading.main_thread() not in asked_in
+
+
+def test_a_model_that_cannot_be_read_is_named_while_another_is_hashed(world: World) -> None:
+    models = activations(world, model_y="no/such/model").frozen_models
+    with pytest.raises(ValueError, match="no/such/model"):
+        _ = models.loaded

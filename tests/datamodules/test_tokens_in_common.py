@@ -1,5 +1,6 @@
 """Models whose texts have the same tokens are compared token by token, however their tokenizers pad."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from aligners import api
 from aligners.datamodules.text.sources import TextSource
-from aligners.datamodules.tokens.tokenising import same_tokens
+from aligners.datamodules.tokens.tokenising import describe_tokenizer, same_tokenizer, same_tokens
 from aligners.errors import UserError
 
 
@@ -99,3 +100,21 @@ def test_what_masks_or_cuts_otherwise_is_another_tokenizer(world: World) -> None
     assert same_tokens(one, other, [], 64)
     other.truncation_side = "left"
     assert not same_tokens(one, other, [], 64)
+
+
+@pytest.mark.parametrize("change", [*CHANGES, None])
+def test_what_describes_a_tokenizer_is_all_of_it_but_its_last_call(
+    world: World, change: Callable[[PreTrainedTokenizerBase], None] | None
+) -> None:
+    one = AutoTokenizer.from_pretrained(world.model_x)
+    other = AutoTokenizer.from_pretrained(world.model_x)
+    before = describe_tokenizer(one)
+    one(["the film", "a"], padding="max_length", truncation=True, max_length=7)
+    inner, outer = json.loads(describe_tokenizer(one))
+    whole = json.loads(one.backend_tokenizer.to_str())
+    assert whole["padding"] is not None
+    assert describe_tokenizer(one) == before == json.dumps([inner, outer], sort_keys=True)
+    assert inner == {name: value for name, value in whole.items() if name not in ("padding", "truncation")}
+    if change is not None:
+        change(other)
+    assert same_tokenizer(one, other) == (change is None)
