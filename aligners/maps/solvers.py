@@ -296,14 +296,18 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     u, s, vh = thin_svd(matrix)
     known = s > NULL * s[:, :1]
-    if known.all():
+    directions = s.shape[-1]
+    unknown = directions - int(known.sum(-1).min())
+    if unknown == 0:
         return u, s, vh
+    if matrix.shape[-2] == matrix.shape[-1]:
+        return _paired(u, s, vh, known, unknown)
 
     known_u = known[:, None]
     known_v = known[..., None]
     null_u, null_v = _null_directions(matrix, u * known_u, vh * known_v)
     # the first of these stands after the last known one
-    numbers = torch.arange(s.shape[-1], device=s.device)
+    numbers = torch.arange(directions, device=s.device)
     place = numbers - known.sum(-1, keepdim=True)
     place = place.clamp(min=0)
     null_u = null_u.take_along_dim(place[:, None], 2)
@@ -311,6 +315,29 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     u = torch.where(known_u, u, null_u)
     vh = torch.where(known_v, vh, null_v)
     return u, s, vh
+
+
+def _paired(
+    u: Tensor, s: Tensor, vh: Tensor, known: Tensor, unknown: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn U's null directions so that U Vᵀ is nearest to the identity: U₀ Q, Q the polar factor of (V₀ᵀ U₀)ᵀ.
+
+    Args:
+        u: U (S, d, d), whose last columns span the null space.
+        s: singular values.
+        vh: Vᵀ (S, d, d), likewise.
+        known: (S, d) which directions are none of these.
+        unknown: the most there are at a site: as large is the SVD that this takes.
+    """
+    null = ~known[:, -unknown:]
+    null_u = u[..., -unknown:]
+    null_v = vh[:, -unknown:]
+    both = null[:, :, None] & null[:, None]
+    products = null_v @ null_u
+    between = torch.where(both, products, identity_like(products))
+    left, _, right = thin_svd(between)
+    turned = null_u @ (left @ right).mT
+    return torch.cat([u[..., :-unknown], turned], -1), s, vh
 
 
 def _null_directions(

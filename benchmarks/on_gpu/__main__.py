@@ -55,6 +55,7 @@ PARTS = {
     "reading": Part(45),
     "agreement": Part(60, ("lightning", "scipy", "matplotlib")),
     "memory": Part(50, ("lightning",)),
+    "solving": Part(60, ("lightning", "scipy")),
     "tf32": Part(70, ("lightning",)),
     "commands": Part(150, COMMANDS),
     "similarity": Part(60, ("lightning",)),

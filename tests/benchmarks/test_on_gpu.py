@@ -18,7 +18,7 @@ from benchmarks.on_gpu.device import WAITS, Device, Skipped
 from aligners.maps.inn import INN
 
 PARTS = [
-    *("bank", "steps", "reading", "agreement", "memory", "tf32", "commands"),
+    *("bank", "steps", "reading", "agreement", "memory", "solving", "tf32", "commands"),
     *("similarity", "store", "attention", "precision", "ranks"),
 ]
 
@@ -100,7 +100,8 @@ def test_all_parts_run_on_what_passes_for_a_gpu(tmp_path: Path, asked: list[tupl
     assert found["parts"]["memory"]["figures"]["taken, GB"]["value"] == pytest.approx(2e-6)
     modes = [mode for name, *mode in asked if name == "set_sync_debug_mode"]
     assert modes == [["warn"], [0]] * (len(modes) // 2)
-    assert len(modes) == 2 * 6  # reading and the bare forward pass of three models
+    # reading and the bare forward pass of three models; closed forms alone and together, the INN's start, and measures
+    assert len(modes) == 2 * (6 + 9 + 1)
 
 
 # ---------------------------------------------------------------------- what goes wrong

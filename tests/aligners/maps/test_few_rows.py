@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests.runs import activations
 from tests.world import World
 
 from aligners.fitting.fits import fit_map
+from aligners.maps import solvers
 from aligners.maps.affine import AffineLayer, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
@@ -17,7 +19,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Permutation, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.solvers import determined_svd
-from aligners.similarity.algebra.moments import Moments, MomentsMetric
+from aligners.similarity.algebra.moments import Moments, MomentsMetric, moments_of
 
 SITES, D, TEXTS = 2, 16, 9
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {
@@ -84,6 +86,29 @@ def test_it_is_an_svd_and_leaves_in_place_what_is_open(rows: int, columns: int, 
     rest = rest - rest @ of_v.mT @ of_v
     best = (of_u @ of_v).diagonal(dim1=1, dim2=2).sum(-1) + torch.linalg.matrix_norm(rest, "nuc")
     torch.testing.assert_close((u @ vh).diagonal(dim1=1, dim2=2).sum(-1), best)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(6, 6), (6, 5)])
+def test_sites_of_several_ranks_are_those_of_each(rows: int, columns: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrices = []
+    for rank in (2, 5, 0, 4):
+        left, right = (torch.randn(d, rank, generator=draw, dtype=torch.float64) for d in (rows, columns))
+        matrices.append(left @ right.mT)
+    u, s, vh = determined_svd(torch.stack(matrices))
+    for site, matrix in enumerate(matrices):
+        u_alone, s_alone, vh_alone = determined_svd(matrix[None])
+        torch.testing.assert_close(u[site] @ vh[site], u_alone[0] @ vh_alone[0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(s[site], s_alone[0], rtol=0, atol=1e-12)
+
+
+def test_states_after_a_layer_norm_take_one_svd_of_their_size() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 3, 50, 8, generator=draw, dtype=torch.float64)
+    x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+    with patch.object(solvers, "thin_svd", side_effect=solvers.thin_svd) as decomposed:
+        solvers.procrustes_rotation(moments_of(x, y))
+    assert [call.args[0].shape for call in decomposed.call_args_list] == [(3, 8, 8), (3, 1, 1)]
 
 
 def test_two_rows_match_no_neurons(read: list[Moments]) -> None:
