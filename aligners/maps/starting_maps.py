@@ -282,8 +282,10 @@ def _covariance(moments: Moments) -> Tensor:
     M = Σ_x^(−1/2) R Σ_y^(1/2), R orthogonal. The cross terms of both errors, each relative to its total variance (d on
     scaled states), are linear in R: R = U Vᵀ of the SVD of Σ_x^(−1/2) Σ_xy Σ_y^(1/2) + Σ_x^(1/2) Σ_xy Σ_y^(−1/2).
     """
-    root_x, inverse_x = _roots(moments.xx / moments.n)
-    root_y, inverse_y = _roots(moments.yy / moments.n)
+    scatters = torch.cat((moments.xx, moments.yy))
+    roots, inverses = _roots(scatters / moments.n)
+    root_x, root_y = roots.chunk(2)
+    inverse_x, inverse_y = inverses.chunk(2)
     cross = moments.xy / moments.n
     there = inverse_x @ cross @ root_y
     back = root_x @ cross @ inverse_y

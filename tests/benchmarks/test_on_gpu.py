@@ -198,6 +198,22 @@ def test_steps_that_do_not_fit_are_left_out(
     assert {name.partition(" rows")[0] for name in figures.figures} == {"1 x 8", "2 x 8"}
 
 
+def test_what_is_solved_is_set_against_its_products(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
+    _, found = run(tmp_path, "--parts", "solving")
+    part = found["parts"]["solving"]
+    figures = part["figures"]
+    assert part["status"] == "done"
+    assert part["missed"] in ([], ["default measures / products"])
+    measures = [name.removesuffix(" / products") for name in figures if name.endswith(" / products")]
+    assert {"pwcca", "cca", "rsa", "nuclear norms", "default measures"} <= set(measures)
+    parts = [figures[f"{name} / products"]["value"] for name in measures]
+    assert parts[-1] == pytest.approx(sum(parts[:-1]))
+    waits = [name for name in figures if name.endswith(", waits")]
+    modes = [mode for name, *mode in asked if name == "set_sync_debug_mode"]
+    assert modes == [["warn"], [0]] * len(waits)
+    assert len(waits) == 10
+
+
 def test_a_step_misses_its_bar_by_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = Figures("cpu")
     monkeypatch.setattr(steps, "BARS", {(1, 8): 0.0})

@@ -40,13 +40,13 @@ def singular_values(matrix: Tensor) -> Tensor:
 def values_by_gram(matrix: Tensor) -> Tensor:
     """Singular values ρ of C from CᵀC = V ρ² Vᵀ, as the lengths of the columns of CV.
 
-    The roots of the eigenvalues would have half of the digits: an eigenvalue is known to η ρ₁², where η is a few times
-    d ε. A length is off by the square of how far its vector is turned, if the other singular values are apart from it:
-    by (η ρ₁²)² / (2ρᵢ |ρᵢ² − ρⱼ²|) at most. In any case
+    The roots of the eigenvalues would have half of the digits: an eigenvalue is known to η ρ₁², where η is about d ε
+    at most. A length is only off by the square of how far its vector is turned, at most η² ρ₁⁴ / (2ρᵢ |ρᵢ² − ρⱼ²|), if
+    the other singular values are apart from it. In any case
 
-        |error of ρᵢ| ≤ min(η ρ₁² / ρᵢ, √(2η) ρ₁),
+        |error of ρᵢ| ≤ min(2η ρ₁² / ρᵢ, √(2η) ρ₁),
 
-    which for d = 768 and ρ₁ = 1 is 1e-12 where ρᵢ is .3, 1e-10 where it is .003, and at worst 1e-6, where several small
+    which for d = 768 and ρ₁ = 1 is 1e-12 where ρᵢ is .3, 1e-10 where it is .003, and at worst 6e-7, where several small
     values lie close together. Σρᵢ² has no such error. Of float64 only.
 
     Args:
