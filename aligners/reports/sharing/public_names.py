@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from aligners.errors import UserError
+from aligners.models.recorded.names import is_recorded
 from aligners.reports.names import short_names
 
 
 def is_local(name: str) -> bool:
-    """Tell whether a name is that of a file or a folder on this machine."""
+    """Tell whether a name is that of a file or a folder on this machine, or of states recorded in one."""
+    if is_recorded(name):
+        return True
     return os.sep in name and (os.path.isabs(name) or Path(name).exists())
 
 

@@ -11,6 +11,7 @@ from aligners.datamodules.pairings import attention_states, pair_states, pairs_s
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.models.recorded.recorded_states import RecordedRun, RecordedStates
+from aligners.reports.sharing.public_names import public_names, renamed
 
 N, D = 60, 4
 
@@ -198,3 +199,13 @@ def test_unequal_numbers_of_sites_need_naming(tmp_path: Path, states: np.ndarray
     with pytest.raises(UserError, match=r"`sites` 'all' pairs equal layers"):
         _ = pair_states(x, y).reader
     assert pair_states(x, y, sites="1:0").reader.sites == [(1, 0)]
+
+
+def test_what_is_shared_names_no_folders_of_this_machine(tmp_path: Path, states: np.ndarray) -> None:
+    np.save(tmp_path / "g.npy", np.arange(N) // 3)
+    names = [f"{save(tmp_path / f'{side}.npy', states)}:group=g.npy" for side in "xy"]
+    public = public_names(names, None)
+    assert public == {names[0]: "x.npy:group=g.npy", names[1]: "y.npy:group=g.npy"}
+    described = renamed(pair_states(*names).describe(), public)
+    assert str(tmp_path) not in str(described)
+    assert described["text"]["source"] == "x.npy:group=g.npy, y.npy:group=g.npy"
