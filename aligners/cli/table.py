@@ -51,6 +51,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "train.fit_universe:join",
             "Fit one more model to a shared space that many have.",
         ),
+        "migrate": (
+            "train.migrate:migrate",
+            "Map an index of old vectors to a new embedding model, and say what a search then finds.",
+        ),
         "probe": (
             "train.train_probes:probe",
             "Train probes on the states of models: what is encoded, layer by layer.",

@@ -72,20 +72,41 @@ def write_report(
 
 def environment(trainer: pl.Trainer) -> Row:
     """Return the versions, device and number of ranks of a run, and the cautions that its data module has by now."""
-    device = trainer.strategy.root_device
-    name = platform.machine()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    versions = {package: version(package) for package in PACKAGES}
-    found: Row = {
-        "versions": {"python": platform.python_version(), **versions},
-        "device": f"{device.type} ({name})",
-        "ranks": trainer.world_size,
-    }
+    found = surroundings(trainer.strategy.root_device)
+    found["ranks"] = trainer.world_size
     data = getattr(trainer, "datamodule", None)
     if data is not None:
         found["data_cautions"] = list(data.cautions)
     return found
+
+
+def surroundings(device: torch.device) -> Row:
+    """Return the versions and the device of a process."""
+    name = platform.machine()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    versions = {package: version(package) for package in PACKAGES}
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "device": f"{device.type} ({name})",
+    }
+
+
+def publish_alone(measured: Any, kind: str, folder: Path, device: torch.device) -> None:
+    """Write and show the report of a command that has no Trainer.
+
+    Args:
+        measured: as of `write_report`.
+        kind: likewise.
+        folder: likewise.
+        device: where it was measured.
+    """
+    meta = {**measured.meta, **surroundings(device)}
+    report = make_report(kind, meta, measured.rows, **measured.report_tables)
+    write(report, folder)
+    write_page(report, folder)
+    console = show(report)
+    say(console, f"\n{report.files or 'Report'}: {folder}")
 
 
 def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:

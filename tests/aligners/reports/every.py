@@ -255,6 +255,47 @@ def universe(sites: int, names: Sequence[str] = (X, Y, "embedded-gpt:2")) -> dic
     return {"rows": rows, "directions": spread, "types": types}
 
 
+def migration(queries: int = 300) -> Row:
+    """Two maps both ways on two numbers of pairs, in two domains, of which one is held out."""
+
+    def measured(**about: Any) -> Row:
+        row = {"route": None, "map": None, "pairs": None, "queries": queries, "neighbours_kept": None, "chosen": None}
+        value = about.pop("value")
+        for name in ("recall1", "recall10", "ndcg10"):
+            for beginning, scale in (("", 0.8), ("relative_", 1.0)):
+                for end, away in (("", 0.0), ("_low", -0.02), ("_high", 0.02)):
+                    row[f"{beginning}{name}{end}"] = scale * (value + away)
+        return row | about
+
+    rows, forecasts = [], []
+    for domain in ("all", "reviews", "sentences"):
+        held = {"domain": domain, "held_out": domain == "sentences"}
+        for name, value in {"re-embedded": 1.0, "old model": 0.9, "as it is": 0.1}.items():
+            rows.append(measured(map=name, value=value, **held))
+        for route, pairs, name in product(("queries", "documents"), (500, 2000), ("procrustes", "ridge")):
+            value = 0.9 + 0.02 * (name == "ridge") + 0.01 * (pairs > 500) - 0.05 * held["held_out"]
+            about = {"route": route, "pairs": pairs, "map": name, "chosen": name == "ridge", "neighbours_kept": value}
+            rows.append(measured(value=value, **about, **held))
+    for route, pairs in product(("queries", "documents"), (500, 2000)):
+        row = {"route": route, "pairs": pairs, "map": "ridge", "pool": 300, "index": 1000}
+        for name in ("recall1", "recall10", "ndcg10"):
+            for end, away in (("", 0.0), ("_low", -0.03), ("_high", 0.03)):
+                row[f"predicted_{name}{end}"] = 0.91 + away
+                row[f"relative_{name}{end}"] = 0.92 + away
+        forecasts.append(row)
+    sides = {
+        "old": {"place": "models/old", "texts_a_second": 80.0, "width": 384},
+        "new": {"place": "models/new", "texts_a_second": 40.0, "width": 768, "assumed": ["It has no modules.json."]},
+    }
+    meta = sides | {
+        "same_family": False, "least_recall": 0.9, "judged": True, "similarity": "cosine", "pairs": 2000,
+        "validation": 300, "queries": queries, "documents": 1000, "held_out_domains": ["sentences"],
+        "domains": ["reviews", "sentences"], "index_size": 10**6, "hours": 6.9, "price_per_hour": 2.0, "price": 13.9,
+        "seed": 0, "cautions": [],
+    }  # fmt: skip
+    return {"rows": rows, "forecasts": forecasts, "meta": meta}
+
+
 def every_kind(sites: int, **names: str) -> dict[str, Any]:
     """Kind of report -> its rows, or its rows and further tables; `x` and `y` name other models."""
     far = list(names.values()) or [X, Y]
@@ -266,6 +307,7 @@ def every_kind(sites: int, **names: str) -> dict[str, Any]:
         "finetuning": finetuning(sites),
         "fit": fit(sites, **names),
         "injection": injection(sites, **names),
+        "migration": migration(),
         "probes_across": probes_across(sites, **names),
         "probing": probing(sites, **names),
         "recovery": recovery(sites),

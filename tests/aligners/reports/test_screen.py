@@ -17,7 +17,8 @@ LONG = {"x": "/home/me/" + "folder/" * 9 + "a-model-of-a-name-of-forty-letters-o
 
 def made(kind: str, given: Any) -> Report:
     parts = dict(given) if isinstance(given, dict) else {"rows": given}
-    return make_report(kind, {"majority_score": 0.5, **compared(3)}, parts.pop("rows"), **parts)
+    meta = {"majority_score": 0.5, **compared(3), **parts.pop("meta", {})}
+    return make_report(kind, meta, parts.pop("rows"), **parts)
 
 
 def parts_of(shown: str) -> list[list[str]]:

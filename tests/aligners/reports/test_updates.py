@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.aligners.reports.every import carrying, compared, comparison
+from tests.aligners.reports.every import carrying, compared, comparison, migration
 from tests.aligners.reports.made import cells
 
 from aligners.reports.finished_runs import make_report
@@ -100,3 +100,37 @@ def test_a_token_is_quoted_on_one_line(token: str, written: str) -> None:
 @pytest.mark.parametrize(("share", "written"), [(0.31, "31.0%"), (0.00012, "0.012%"), (0.0, "0.0%"), (1, "100.0%")])
 def test_a_small_share_is_not_none(share: float, written: str) -> None:
     assert percentage(share) == written
+
+
+def test_the_first_sentence_advises_against_a_map_that_finds_too_little() -> None:
+    made = migration()
+    report = make_report("migration", made["meta"], made["rows"], forecasts=made["forecasts"])
+    assert report.lead.startswith(
+        "Switching by a map is possible: ridge, mapped queries over the old index, from 2,000"
+    )
+    assert "0.930 [0.910, 0.950] of what re-embedding finds" in report.lead
+    assert "It falls short on sentences, held out (0.880 [0.860, 0.900])." in report.lead
+    said = " ".join(report.sentences)
+    assert "takes 6.9 hours at the 40 texts a second" in said.replace("40.0", "40")
+    assert "costs 13.9 at 2 an hour" in said
+    assert "0.910 [0.880, 0.940] for mapped queries over the old index (found: 0.920)" in said
+    assert "It has no modules.json." in report.sentences
+
+    strict = make_report("migration", made["meta"] | {"least_recall": 0.97}, made["rows"], forecasts=made["forecasts"])
+    assert strict.lead.startswith("Switching by a map is not advised: at best, ridge")
+    meta = made["meta"] | {"judged": False, "hours": None, "price": None}
+    alone = make_report("migration", meta, made["rows"], forecasts=made["forecasts"])
+    assert "Nothing is judged" in " ".join(alone.sentences)
+    assert "is not known: the new vectors were given" in " ".join(alone.sentences)
+    assert len(report.figures["migration"]().axes) == 6
+
+
+def test_the_best_route_leads_whichever_it_is() -> None:
+    made = migration()
+    rows = []
+    for row in made["rows"]:
+        worse = row["route"] == "queries" and row["pairs"] == 2000
+        rows.append(row | {"relative_recall10": 0.5} if worse else row)
+    report = make_report("migration", made["meta"], rows, forecasts=made["forecasts"])
+    assert "new queries over the mapped index, from 2,000" in report.lead
+    assert "The other way, mapped queries over the old index: ridge finds 0.500" in " ".join(report.sentences)

@@ -1,0 +1,181 @@
+"""What a search through a map will find, said from the pairs alone, before anything is embedded anew.
+
+Every validation text is a query, and the other texts of the pool are its documents. The old and the new vectors of both
+are known, so the search through the map can be made, and set beside that of the new model alone. What is relevant to a
+text is not known. Where no judgements are to come, it is the ten documents that the new model itself finds nearest.
+Where there are some, it is the one document that both models together find nearest: the largest sum of both
+similarities, each less its mean and over its deviation for that text. Neither model is right by itself then, as neither
+is for judgements.
+
+The pool is smaller than the index. The share s(m) is measured in random parts of the pool, of m = M/8, M/4, M/2 and M
+texts. It is read off at the size N of the index on the line logit s(m) = a + b log m of least squares. Intervals
+resample the validation texts.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from aligners.fitting.migration.search import (
+    DRAWS,
+    METRICS,
+    TOP,
+    Estimate,
+    Similarity,
+    scores,
+)
+from aligners.fitting.migration.vector_maps import Pairs, VectorMap
+
+PARTS = (8, 4, 2, 1)  # the pool is divided by these
+LEAST = 4 * TOP  # texts of the smallest part
+EDGE = 1e-4  # shares are kept so far from 0 and 1, where the logit has no value
+
+
+class Search(NamedTuple):
+    """Similarities (V, M) of validation texts to a pool: through the map, of the new model, and of the old one."""
+
+    mapped: np.ndarray
+    new: np.ndarray
+    old: np.ndarray
+
+
+def forecast(
+    route: str,
+    fitted: VectorMap,
+    validation: Pairs,
+    pool: Pairs,
+    size: int,
+    *,
+    judged: bool,
+    similarity: Similarity,
+    seed: int,
+) -> dict[str, Estimate]:
+    """Predict recall relative to re-embedding, from pairs (old vector, new vector) of the same texts.
+
+    Args:
+        route: `queries`: the map takes new queries to the old index; `documents`: old documents to the new space.
+        fitted: the map, fitted on neither of the pairs below if it maps documents.
+        validation: pairs (old, new) whose texts are the queries.
+        pool: pairs (old, new) whose texts are the documents; the first ones are those of `validation`.
+        size: documents of the index.
+        judged: see above.
+        similarity: of vectors.
+        seed: of the parts and of the resampling.
+
+    Returns:
+        Each of `METRICS`, over its value for the new model.
+    """
+    made = searched(route, fitted, validation, pool, similarity)
+    draw = np.random.default_rng(seed)
+    sizes, through, alone = [], [], []
+    for share in PARTS:
+        number = len(pool) // share
+        if number < LEAST:
+            continue
+        part = draw.permutation(len(pool))[:number]
+        own, reached = _in_part(made, part, judged)
+        sizes.append(number)
+        through.append(reached)
+        alone.append(own)
+    weights = draw.multinomial(
+        len(validation), np.full(len(validation), 1 / len(validation)), DRAWS
+    )
+    found = {}
+    for metric in METRICS:
+        found[metric] = _at_size(
+            [one[metric] for one in through],
+            [one[metric] for one in alone],
+            sizes,
+            size,
+            weights / len(validation),
+        )
+    return found
+
+
+def searched(
+    route: str,
+    fitted: VectorMap,
+    validation: Pairs,
+    pool: Pairs,
+    similarity: Similarity,
+) -> Search:
+    """Compare validation texts with a pool through a map, by the new model, and by the old one."""
+    if route == "queries":
+        mapped = _similar(fitted.mapped(validation.y), pool.x, similarity)
+    else:
+        mapped = _similar(validation.y, fitted.mapped(pool.x), similarity)
+    new = _similar(validation.y, pool.y, similarity)
+    old = _similar(validation.x, pool.x, similarity)
+    for table in (mapped, new, old):  # no text finds itself
+        table[np.arange(len(validation)), np.arange(len(validation))] = -np.inf
+    return Search(mapped, new, old)
+
+
+def _similar(
+    queries: np.ndarray, index: np.ndarray, similarity: Similarity
+) -> np.ndarray:
+    rows = []
+    for vectors in (queries, index):
+        made = torch.from_numpy(np.array(vectors, np.float32))
+        rows.append(normalize(made, dim=1) if similarity == "cosine" else made)
+    return (rows[0] @ rows[1].T).numpy()
+
+
+def _in_part(
+    made: Search, part: np.ndarray, judged: bool
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Score the new model alone and the search through the map, among some texts of the pool."""
+    mapped, new, old = (table[:, part] for table in made)
+    if judged:
+        both = _standard(new) + _standard(old)
+        relevant = [{int(place): 1.0} for place in both.argmax(1)]
+    else:
+        relevant = [{int(place): 1.0 for place in row} for row in _first(new)]
+    return scores(_first(new), relevant), scores(_first(mapped), relevant)
+
+
+def _first(similar: np.ndarray) -> np.ndarray:
+    """Return the places of the ten nearest, (V, 10)."""
+    return torch.from_numpy(similar).topk(TOP, 1).indices.numpy()
+
+
+def _standard(similar: np.ndarray) -> np.ndarray:
+    """Return similarities (V, m) of each text less their mean and over their deviation; −∞ stays."""
+    finite = np.where(np.isfinite(similar), similar, np.nan)
+    mean = np.nanmean(finite, 1, keepdims=True)
+    deviation = np.nanstd(finite, 1, keepdims=True)
+    return (similar - mean) / np.maximum(deviation, 1e-12)
+
+
+def _at_size(
+    through: list[np.ndarray],
+    alone: list[np.ndarray],
+    sizes: list[int],
+    size: int,
+    weights: np.ndarray,
+) -> Estimate:
+    """Read the ratio of two mean shares off at the size of the index, with its interval."""
+    line = _line(np.log(sizes), np.log(size))
+
+    def ratio(mean: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        shares = []
+        for values in (through, alone):
+            measured = np.stack([mean(one) for one in values]).clip(EDGE, 1 - EDGE)
+            logits = np.log(measured / (1 - measured))
+            shares.append(1 / (1 + np.exp(-(line @ logits))))
+        return shares[0] / shares[1]
+
+    value = float(ratio(np.mean))
+    low, high = np.quantile(ratio(lambda one: weights @ one), [0.025, 0.975])
+    return Estimate(value, float(low), float(high))
+
+
+def _line(at: np.ndarray, to: float) -> np.ndarray:
+    """Return the weights (n,) with which values at some places make that of their line of least squares at another."""
+    if len(at) < 2:
+        return np.ones(len(at))
+    design = np.stack([np.ones(len(at)), at], 1)
+    return np.array([1.0, to]) @ np.linalg.pinv(design)
