@@ -9,11 +9,16 @@ from aligners.cli.command import Run, command
 from aligners.errors import UserError
 from aligners.fitting.migration.migration import Migration
 from aligners.fitting.migration.search import Similarity
+from aligners.fitting.migration.serving import check_outputs, count, map_index, save_map
 from aligners.fitting.migration.text_rows import read_judged, read_texts
 from aligners.fitting.migration.vector_maps import DEFAULT
 from aligners.fitting.migration.vector_sources import VectorSource
 from aligners.reports.publishing import publish_alone
 
+WHAT = {
+    "queries": "new queries to the old index",
+    "documents": "old documents to the new space",
+}
 PAIRS = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 
 
@@ -27,6 +32,8 @@ def migrate(
     maps: Sequence[str] = DEFAULT,
     pairs: Sequence[int] = PAIRS,
     held_out_domains: Sequence[str] = (),
+    index: Path | None = None,
+    outputs: Sequence[str] = ("npy",),
     similarity: Similarity = "cosine",
     prompts_old: dict[str, str] | None = None,
     prompts_new: dict[str, str] | None = None,
@@ -58,6 +65,8 @@ def migrate(
         maps: Maps to fit, of which validation pairs choose one: procrustes, scaled_procrustes, linear, ridge, mlp, inn.
         pairs: Numbers of pairs to fit on, besides all.
         held_out_domains: Domains that no map is fitted on.
+        index: A .npy or Parquet file of old vectors, which is mapped to mapped.npy. It may be larger than memory.
+        outputs: What is written: npy, parquet, faiss (a mapped index); onnx (the maps).
         similarity: What the index sorts by: cosine, or dot.
         prompts_old: The old model's prompts, in place of its own: a `query` and a `document`.
         prompts_new: The new model's: '{query: "query: ", document: "passage: "}' for E5.
@@ -65,8 +74,8 @@ def migrate(
         batch_size: Texts to embed at a time.
         least_recall: Relative recall@10 that is asked for. Below it, the report advises against the map. Default: 0.97
             for models of one architecture, width and vocabulary, else 0.9.
-        index_size: Documents of the whole index. The time of re-embedding is said of it. Default: the documents
-            searched here.
+        index_size: Documents of the whole index. The time of re-embedding is said of it. Default: those of `index`,
+            or the documents searched here.
         price_per_hour: Price of an hour of embedding.
         seed: Of the division of texts, and of draws.
     """
@@ -74,6 +83,7 @@ def migrate(
     for name, value in given.items():
         if value is None:
             raise UserError(f"Expected `{name}`, but got none.")
+    check_outputs(list(outputs))
     rows = read_texts(Path(str(texts)))
     judged = read_judged(queries) if queries is not None else None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -98,10 +108,15 @@ def migrate(
         held_out=held_out_domains,
         similarity=similarity,
         least=least_recall,
-        index_size=index_size,
+        index_size=index_size or (count(index) if index is not None else None),
         price=price_per_hour,
         seed=seed,
     )
     run.claim()
     study.run(run.folder / "vectors")
+    for route, fitted in study.chosen.items():
+        what = WHAT[route]
+        save_map(fitted, run.folder / "maps" / route, what, onnx="onnx" in outputs)
+    if index is not None:
+        map_index(study.chosen["documents"], index, run.folder, list(outputs))
     publish_alone(study, "migration", run.folder, device)

@@ -61,7 +61,8 @@ class VectorMap(nn.Module):
             self.weight = weight.float()
             self.offset = (bank.mean_y[0, 0].double() - shift).float()
         else:
-            self.bank = bank.eval().requires_grad_(False)
+            self.bank = bank.requires_grad_(False)
+        self.eval()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, d_x) -> (N, d_y)."""
