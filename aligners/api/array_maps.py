@@ -1,14 +1,20 @@
 """Maps on arrays, as scikit-learn's estimators: the options of each. What they compute is in `aligners.maps`."""
 
 from collections.abc import Sequence
+from typing import Self, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from aligners import maps as banks
+from aligners.api.arrays import Array, column_names, rows
 from aligners.api.estimators import ArrayMap, NotFittedError, TrainedMap
+from aligners.errors import UserError
 from aligners.maps.by_rows.relative import Decode
 from aligners.maps.inn import Mixing
 from aligners.maps.starting_maps import Start
+from aligners.maps.unpaired.matching import Matching
 from aligners.similarity.algebra.moments import Moments, moments_of
 
 __all__ = [
@@ -21,6 +27,7 @@ __all__ = [
     "Identity",
     "KernelRidge",
     "Linear",
+    "Matching",
     "Mean",
     "NearestNeighbours",
     "NotFittedError",
@@ -60,6 +67,60 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
     """The best rotation or reflection, with one factor if asked for. See `aligners.maps.Procrustes`."""
 
     scale: bool = False
+
+    def fit_unpaired(
+        self,
+        x: Array,
+        y: Array,
+        pairs: Array | None = None,
+        how: Matching | None = None,
+    ) -> Self:
+        """Fit the map on rows that are not of the same texts, by the structure of each side (Dar 2025, mini-vec2vec).
+
+        `aligners.maps.unpaired.matching` says how, and when that works: measure the result on a few known pairs. With
+        `scale`, the factor is the ratio of the two sides' deviations.
+
+        Args:
+            x: (N, d_x).
+            y: (M, d_y), other rows, such as the same model's states of other texts; thousands on each side.
+            pairs: (P, 2) numbers of rows of `x` and of `y` that are known to be partners; default: none is.
+            how: options of the matching.
+
+        Raises:
+            ValueError: the rows are of several sites, not finite or too few; or `pairs` is out of range.
+        """
+        from aligners.maps.unpaired.matching import unpaired_rotation
+
+        of_x, of_y = rows(x, "x"), rows(y, "y")
+        if len(of_x) > 1 or len(of_y) > 1:
+            raise UserError(
+                "Expected rows of one site in `x` and `y`, but got several. Fit each site alone."
+            )
+        known = None
+        if pairs is not None:
+            known = torch.as_tensor(np.asarray(pairs))
+        a, b = of_x[0].double(), of_y[0].to(of_x.device).double()
+        found = unpaired_rotation(a, b, known, how)
+        rotation = found.rotation[None]
+        back = rotation.mT
+        if self.scale:
+            factor = (b.var(0).sum() / a.var(0).sum()).sqrt()
+            rotation, back = rotation * factor, back / factor
+        made = self._made(1, a.shape[1], b.shape[1]).to(of_x)
+        bank = cast(banks.Procrustes, made)
+        bank.set_map(_means_only(a, b), rotation, back)
+        means = a.mean(0, keepdim=True), b.mean(0, keepdim=True)
+        self._keep(bank, means, None, x, column_names(x))
+        self.nearest_cosine_ = float(found.nearest)
+        return self
+
+
+def _means_only(a: Tensor, b: Tensor) -> Moments:
+    """Moments of rows without partners: their means."""
+    zeros = Moments.zeros(1, a.shape[1], b.shape[1])
+    return zeros._replace(
+        mean_x=a.mean(0, keepdim=True), mean_y=b.mean(0, keepdim=True)
+    )
 
 
 class Permutation(ArrayMap, aligner=banks.Permutation):

@@ -1,0 +1,1 @@
+"""Maps between rows that are not paired: matched by the structure of each side alone."""

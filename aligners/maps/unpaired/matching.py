@@ -1,0 +1,252 @@
+"""A rotation between rows that are not paired, in three steps: match, turn, refine (mini-vec2vec)."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from aligners.errors import UserError, check_range
+from aligners.maps.solvers import determined_svd
+from aligners.maps.unpaired.clusters import k_means, matched_order
+
+KEPT = 3  # of so many matched clusterings one is kept
+AT_ONCE = 2**24  # cosines that are held at a time
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How rows without partners are matched. The defaults are near those of mini-vec2vec's code.
+
+    Attributes:
+        clusters: centres on each side that are matched with each other.
+        repeats: how often rows are clustered and centres matched; the matched centres of the best third are anchors.
+        runs: random starts of each matching of centres.
+        neighbours: rows whose mean is the partner of a row.
+        steps: steps of the first refinement, by neighbours.
+        sample: rows that a step takes.
+        step_size: how far a step goes towards the rotation that it finds, in (0, 1].
+        fine_clusters: centres of the second refinement; at most a tenth of the rows.
+        seed: of every draw.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    clusters: int = 20
+    repeats: int = 30
+    runs: int = 30
+    neighbours: int = 50
+    steps: int = 100
+    sample: int = 1000
+    step_size: float = 0.5
+    fine_clusters: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range(least=2, clusters=self.clusters, fine_clusters=self.fine_clusters)
+        check_range(least=1, repeats=self.repeats, runs=self.runs, sample=self.sample)
+        check_range(least=1, neighbours=self.neighbours)
+        check_range(least=0, steps=self.steps)
+        check_range(above=0, most=1, step_size=self.step_size)
+
+
+class Unpaired(NamedTuple):
+    """A rotation that was found without pairs.
+
+    Attributes:
+        rotation: (d_x, d_y), (semi-)orthogonal, of centred rows.
+        nearest: mean cosine of a mapped row and the nearest row of Y, both as directions from their means.
+    """
+
+    rotation: Tensor
+    nearest: Tensor
+
+
+def unpaired_rotation(
+    x: Tensor, y: Tensor, pairs: Tensor | None = None, how: Matching | None = None
+) -> Unpaired:
+    """Find the rotation between rows of two models that are not of the same texts (Dar 2025, 2510.02348).
+
+    All rows are directions from their side's mean.
+
+    1. Match. Each side is clustered by k-means, and the centres of the two are matched by how they lie to each other
+       (quadratic assignment), several times over; the third that matches best is kept, all in the paper. Matched
+       centres are anchors: the partner of a row of X is the mean of the rows of Y whose cosines with Y's anchors are
+       most like its own with X's.
+    2. Turn. The orthogonal Procrustes map of these partners.
+    3. Refine. Steps towards the Procrustes map of rows of X and the means of those of Y that are nearest once mapped;
+       rows that are not among the nearest of their own nearest are left out, which the paper does not do. Then one step
+       by clusters: Y's are k-means from X's mapped centres on.
+
+    Known pairs are anchors as well, and with as many as `clusters` the only ones. In every Procrustes map they count as
+    much as all other partners together.
+
+    It works where the two sides' clusters have the same shape, as with embeddings of many topics by good models; where
+    they do not, the matching is wrong from the first step on, and no refinement mends it. `nearest` tells little of
+    that. A few dozen known pairs do more than any option: `benchmarks/results` has the curves.
+
+    Args:
+        x: (N, d_x).
+        y: (M, d_y).
+        pairs: (P, 2) numbers of rows of X and Y that are partners.
+        how: the options.
+
+    Raises:
+        ValueError: there are fewer rows than clusters, or `pairs` is out of range.
+    """
+    how = how or Matching()
+    _check(x, y, pairs, how)
+    a, b = _directions(x), _directions(y)
+    draw = torch.Generator().manual_seed(how.seed)
+    known = _Known(a, b, pairs)
+    anchors = known.a, known.b
+    if len(known.a) < how.clusters:
+        anchors = _anchors(a, b, how, draw, known)
+
+    relative_a = normalize(a @ normalize(anchors[0], dim=-1).T, dim=-1)
+    relative_b = normalize(b @ normalize(anchors[1], dim=-1).T, dim=-1)
+    partners, _ = _nearest_means(relative_a, relative_b, b, how.neighbours)
+    rotation = known.turn(a, partners)
+    for _ in range(how.steps):
+        chosen = torch.randperm(len(a), generator=draw)[: how.sample]
+        rows = a[chosen.to(a.device)]
+        partners, mutual = _nearest_means(rows @ rotation, b, b, how.neighbours)
+        if mutual.any():
+            rows, partners = rows[mutual], partners[mutual]
+        found = known.turn(rows, partners)
+        rotation = rotation + how.step_size * (found - rotation)
+
+    rotation = _by_clusters(a, b, rotation, how, draw, known)
+    rotation = _orthogonal(rotation)
+    nearest = _largest_cosines(a @ rotation, b).mean()
+    return Unpaired(rotation, nearest)
+
+
+def _check(x: Tensor, y: Tensor, pairs: Tensor | None, how: Matching) -> None:
+    for name, rows in (("x", x), ("y", y)):
+        least = max(how.clusters, how.neighbours)
+        if len(rows) < least:
+            raise UserError(
+                f"Expected at least {least} rows in `{name}`, as many as `clusters` and `neighbours`, but got "
+                f"{len(rows)}. Matching by structure takes thousands."
+            )
+    if pairs is None:
+        return
+    whole = pairs.dtype in (torch.int64, torch.int32)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not whole:
+        raise UserError(
+            "Expected `pairs` (P, 2) of whole numbers, rows of X and of Y that are partners, but got "
+            f"{pairs.dtype} of shape {tuple(pairs.shape)}."
+        )
+    sizes = torch.tensor([len(x), len(y)])
+    if len(pairs) and ((pairs < 0) | (pairs.cpu() >= sizes)).any():
+        raise UserError(
+            f"Expected `pairs` of rows 0 to {len(x) - 1} of X and 0 to {len(y) - 1} of Y, but got numbers from "
+            f"{pairs.min(0).values.tolist()} to {pairs.max(0).values.tolist()}."
+        )
+
+
+def _directions(rows: Tensor) -> Tensor:
+    return normalize(rows.double() - rows.double().mean(0), dim=-1)
+
+
+class _Known:
+    """Pairs that are known, and Procrustes maps in which they count as much as what is matched."""
+
+    def __init__(self, a: Tensor, b: Tensor, pairs: Tensor | None) -> None:
+        if pairs is None:
+            pairs = torch.zeros(0, 2, dtype=torch.long)
+        self.a, self.b = a[pairs[:, 0]], b[pairs[:, 1]]
+
+    def turn(self, a: Tensor, b: Tensor) -> Tensor:
+        """The orthogonal map from rows (n, d_x) to partners (n, d_y)."""
+        cross = a.T @ b / len(a)
+        if len(self.a):
+            of_known = self.a.T @ self.b / len(self.a)
+            cross = cross / cross.norm() + of_known / of_known.norm()
+        return _orthogonal(cross)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest (semi-)orthogonal matrix."""
+    u, _, vh = determined_svd(matrix[None])
+    return (u @ vh)[0]
+
+
+def _anchors(
+    a: Tensor, b: Tensor, how: Matching, draw: torch.Generator, known: _Known
+) -> tuple[Tensor, Tensor]:
+    """Matched centres of both sides, and the known pairs."""
+    found = []
+    for repeat in range(how.repeats):
+        centres = []
+        for rows in (a, b):
+            some = torch.randperm(len(rows), generator=draw)[: 10 * how.sample]
+            centres.append(k_means(rows[some], how.clusters, draw))
+        of_a, of_b = centres
+        order, alike = matched_order(of_a, of_b, how.runs, how.seed + repeat)
+        found.append((alike, of_a, of_b[order]))
+    # where two clusterings differ, no order of their centres is right
+    found.sort(key=lambda matched: -matched[0])
+    best = found[: math.ceil(how.repeats / KEPT)]
+    of_x = torch.cat([known.a, *[matched[1] for matched in best]])
+    of_y = torch.cat([known.b, *[matched[2] for matched in best]])
+    return of_x, of_y
+
+
+def _nearest_means(
+    queries: Tensor, candidates: Tensor, values: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """The means of the values of the k candidates nearest to each query, and which queries are mutual.
+
+    A query is mutual if it is among the k queries nearest to its own nearest candidate, of few queries the first 5 %.
+
+    Args:
+        queries: (n, d).
+        candidates: (M, d) of length 1.
+        values: (M, d_y).
+        k: number of neighbours.
+
+    Returns:
+        (n, d_y), and (n,) booleans.
+    """
+    means, first = [], []
+    at_once = max(1, AT_ONCE // len(candidates))
+    for part in queries.split(at_once):
+        near = (part @ candidates.T).topk(k, dim=-1).indices
+        means.append(values[near].mean(1))
+        first.append(near[:, 0])
+    nearest = torch.cat(first)
+    back = candidates[nearest] @ normalize(queries, dim=-1).T
+    own = back.diagonal()[:, None]
+    nearer = (back > own).sum(1)
+    return torch.cat(means), nearer < min(k, max(1, len(queries) // 20))
+
+
+def _by_clusters(
+    a: Tensor,
+    b: Tensor,
+    rotation: Tensor,
+    how: Matching,
+    draw: torch.Generator,
+    known: _Known,
+) -> Tensor:
+    """One step towards the Procrustes map of clusters of X and of those of Y that start at X's, mapped."""
+    clusters = min(how.fine_clusters, len(a) // 10, len(b) // 10)
+    if clusters < 2:
+        return rotation
+    centres = k_means(a, clusters, draw)
+    of_b = k_means(b, clusters, draw, start=centres @ rotation)
+    found = known.turn(centres, of_b)
+    return rotation + how.step_size * (found - rotation)
+
+
+def _largest_cosines(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of each row of A with the nearest row of B, (n,)."""
+    largest = []
+    for part in normalize(a, dim=-1).split(max(1, AT_ONCE // len(b))):
+        largest.append((part @ b.T).amax(1))
+    return torch.cat(largest)
