@@ -168,51 +168,65 @@ def _check_tokens(sides: Sequence[Side]) -> None:
 def _by_key(sides: Sequence[Side]) -> Joined:
     """Pair the rows of equal keys, or of equal groups and keys where a key comes in several groups."""
     tables = [_table(side) for side in sides]
-    on = ["key"]
-    repeated = [table for table in tables if table["key"].duplicated().any()]
-    if repeated and all("group" in table for table in tables):
-        on = ["group", "key"]
+    on = _columns_to_join(tables)
     for side, table in zip(sides, tables, strict=True):
         _check_keys(side, table, on)
     _check_kinds(sides, tables)
-
-    every = tables[0].rename(columns={"row": "row_0"})
-    groups = ["group_0"]
-    every = every.rename(columns={} if "group" in on else {"group": "group_0"})
-    for number, table in enumerate(tables[1:], start=1):
-        renamed = {"row": f"row_{number}"}
-        if "group" not in on:
-            renamed["group"] = f"group_{number}"
-            groups.append(f"group_{number}")
-        every = every.merge(table.rename(columns=renamed), on=on)
-    if not len(every):
-        examples = " and ".join(_examples(table) for table in tables[:2])
-        raise UserError(
-            f"Expected keys that all of {_listed(sides)} have, but there are none: they begin with {examples}."
-        )
-    every = every.sort_values(on, kind="stable")
+    merged = _merged(sides, tables, on)
     cautions = []
     for side, table in zip(sides, tables, strict=True):
-        lost = len(table) - len(every)
+        lost = len(table) - len(merged)
         if lost:
             cautions.append(
                 f"Caution: {lost:,} of the {len(table):,} rows of {side.name} have keys that other recorded states "
                 "lack, and are left out."
             )
-    names = every["key"].to_numpy()
-    if "group" in on:
-        names = every["group"].to_numpy()
-    else:
-        known = [every[name].to_numpy() for name in groups if name in every]
-        if known:
-            names = known[0]
-        for other in known[1:]:
-            _check_groups(sides, every["key"].to_numpy(), names, other)
     rows = []
     for number in range(len(sides)):
-        rows.append(every[f"row_{number}"].to_numpy(dtype=np.int64))
-    group, of_groups = _numbered(names)
-    return Joined(rows, group, of_groups, cautions)
+        rows.append(merged[f"row_{number}"].to_numpy(dtype=np.int64))
+    group, names = _numbered(_groups_of(sides, merged))
+    return Joined(rows, group, names, cautions)
+
+
+def _columns_to_join(tables: Sequence[DataFrame]) -> list[str]:
+    """Return the columns by which rows are paired: keys, and groups where all have them and a key comes in several."""
+    grouped = all("group" in table for table in tables)
+    if grouped and any(table["key"].duplicated().any() for table in tables):
+        return ["group", "key"]
+    return ["key"]
+
+
+def _merged(
+    sides: Sequence[Side], tables: Sequence[DataFrame], on: list[str]
+) -> DataFrame:
+    """Return the rows that all tables have, in the order of their keys, with the columns row_0, group_0, row_1, ..."""
+    merged: DataFrame | None = None
+    for number, table in enumerate(tables):
+        names = {"row": f"row_{number}"}
+        if "group" not in on:
+            names["group"] = f"group_{number}"
+        own = table.rename(columns=names)
+        merged = own if merged is None else merged.merge(own, on=on)
+    if merged is None or not len(merged):
+        examples = " and ".join(_examples(table) for table in tables[:2])
+        raise UserError(
+            f"Expected keys that all of {_listed(sides)} have, but there are none: they begin with {examples}."
+        )
+    return merged.sort_values(on, kind="stable")
+
+
+def _groups_of(sides: Sequence[Side], merged: DataFrame) -> np.ndarray:
+    """Return the name of each row's group, (P,): of the sources that name groups, which must agree, or else the key."""
+    if "group" in merged:
+        return merged["group"].to_numpy()
+    keys = merged["key"].to_numpy()
+    known = []
+    for number in range(len(sides)):
+        if f"group_{number}" in merged:
+            known.append(merged[f"group_{number}"].to_numpy())
+    for other in known[1:]:
+        _check_groups(sides, keys, known[0], other)
+    return known[0] if known else keys
 
 
 def _table(side: Side) -> DataFrame:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from aligners import api
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
 from aligners.datamodules.text.sources import TextSource
@@ -209,3 +210,19 @@ def test_what_is_shared_names_no_folders_of_this_machine(tmp_path: Path, states:
     described = renamed(pair_states(*names).describe(), public)
     assert str(tmp_path) not in str(described)
     assert described["text"]["source"] == "x.npy:group=g.npy, y.npy:group=g.npy"
+
+
+def test_workers_read_as_the_main_process_and_a_store_stays_empty(tmp_path: Path, states: np.ndarray) -> None:
+    name = save(tmp_path / "x.npy", states)
+    store = tmp_path / "store"
+    plain = [batch.x for batch in pair_states(name, name, batch_size=8).paired("fit")]
+    other = pair_states(name, name, batch_size=8, workers=1, store=store)
+    for one, two in zip(plain, other.paired("fit"), strict=True):
+        assert torch.equal(one, two.x)
+    assert not list(store.rglob("*.safetensors"))
+
+
+def test_texts_are_not_read(tmp_path: Path, states: np.ndarray) -> None:
+    (model,) = recorded(save(tmp_path / "x.npy", states))
+    with pytest.raises(UserError, match=r"Expected groups of recorded rows, but got 'a film'"):
+        api.states(model, ["a film"], 0)
