@@ -1,8 +1,11 @@
 """What a fit does before its first step: imports, models, texts, the first batch, the first step.
 
-Two GPT-2s of random weights are saved first. `train.py fit` then begins between them in processes of their own, on few
-and short texts. "First batch" is everything between the texts and it: the moments of the fitting rows and a validation
-come before any map is trained. Seconds are of the wall and of processors; the load says how busy the machine was.
+`train.py fit` begins in processes of their own, on few and short texts, between the models that `--models` names or
+between two GPT-2s of random weights that are saved first. "First batch" is everything between the texts and it: the
+moments of the fitting rows and a validation come before any map is trained. Seconds are of the wall and of processors;
+the load says how busy the machine was.
+
+`--before` names another checkout of the project, whose runs alternate with those of this one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 Run = Mapping[str, tuple[float, float]]  # step -> seconds at its end
 STEPS = ("imports", "options", "models", "texts", "first batch", "first step")
+LAST = STEPS[-1]
 MARKS = "FIRST_STEP_MARKS"  # file of a process that is timed
 BEGAN = "FIRST_STEP_BEGAN"
 
@@ -83,67 +87,109 @@ def _watch(marks: Marks) -> None:
     from aligners.datamodules import frozen_models, module
     from aligners.fitting.alignment import Alignment
 
-    patched: dict[tuple[Any, str], str] = {
-        (command.Run, "start"): "options",
-        (frozen_models, "load_frozen"): "models",
-        (module, "load_texts"): "texts",
-    }
-    for (owner, name), step in patched.items():
-        setattr(owner, name, marks.after(step, getattr(owner, name)))
-    start, end = "on_train_batch_start", "on_train_batch_end"
-    setattr(Alignment, start, lambda *_: marks.note("first batch"))
-    setattr(Alignment, end, marks.end)
+    watched: list[tuple[Any, str, str]] = [
+        (command.Run, "start", "options"),
+        (frozen_models, "load_frozen", "models"),
+        (module, "load_texts", "texts"),
+    ]
+    for owner, name, step in watched:
+        function = getattr(owner, name)
+        setattr(owner, name, marks.after(step, function))
+    hooks: Any = Alignment
+    hooks.on_train_batch_start = lambda *_: marks.note("first batch")
+    hooks.on_train_batch_end = marks.end
 
 
-def timed(words: list[str], folder: Path, threads: int) -> Run:
-    """The marks of one process."""
+def timed(words: list[str], folder: Path, threads: int, checkout: Path = ROOT) -> Run:
+    """The marks of one process, which runs the sources of a checkout."""
     file = folder / "marks.json"
     began = {MARKS: str(file), BEGAN: str(time.time())}
     environment = {**os.environ, **began, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, __file__, "--fit", *words]
+    script = checkout / "benchmarks" / "first_step.py"
+    command = [sys.executable, str(script), "--fit", *words]
     subprocess.run(command, env=environment, cwd=folder, check=True, stdout=sys.stderr)
     return json.loads(file.read_text())
 
 
-def words_of(folder: Path, options: argparse.Namespace) -> list[str]:
-    """The words of a short fit between two models that are saved now."""
-    import torch
-
-    from benchmarks.on_gpu.commands import FULL, saved_model, text_source
+def saved_models(folder: Path, options: argparse.Namespace) -> list[str]:
+    """Two GPT-2s of random weights that are saved now."""
+    from benchmarks.on_gpu.commands import FULL, saved_model
 
     size = FULL._replace(width=options.width, layers=options.layers)
-    models = [saved_model(folder / f"gpt-{seed}", size, seed) for seed in (0, 1)]
-    place = "gpu" if torch.device(options.device).type == "cuda" else "cpu"
-    return [
-        *("--data.model_x", str(models[0]), "--data.model_y", str(models[1])),
-        *("--data.text.source", text_source(), "--data.sites", "1"),
-        *("--data.text.max_texts", "64", "--model.aligners", "mlp"),
-        *("--data.batch_size", "8", "--data.max_length", "32"),
-        *("--trainer.accelerator", place, "--trainer.limit_train_batches", "2"),
-        *("--trainer.limit_val_batches", "1"),
-    ]
+    names = []
+    for seed in (0, 1):
+        model = saved_model(folder / f"gpt-{seed}", size, seed)
+        names.append(str(model))
+    return names
 
 
-def add(figures: Figures, runs: Sequence[Run]) -> None:
-    """Add the medians over the runs, step by step, and each step's share of the whole."""
-    whole = statistics.median(run[STEPS[-1]][0] for run in runs)
-    before = [(0.0, 0.0) for _ in runs]
+def words_of(folder: Path, options: argparse.Namespace) -> list[str]:
+    """The words of a short fit."""
+    import torch
+
+    from benchmarks.on_gpu.commands import text_source
+
+    models = options.models or saved_models(folder, options)
+    place = "cpu"
+    if torch.device(options.device).type == "cuda":
+        place = "gpu"
+    given = {
+        "data.model_x": models[0],
+        "data.model_y": models[1],
+        "data.text.source": text_source(),
+        "data.text.max_texts": "64",
+        "data.sites": "1",
+        "data.batch_size": "8",
+        "data.max_length": "32",
+        "model.aligners": "mlp",
+        "trainer.accelerator": place,
+        "trainer.limit_train_batches": "2",
+        "trainer.limit_val_batches": "1",
+    }
+    words = []
+    for name, value in given.items():
+        words += [f"--{name}", value]
+    return words
+
+
+def spent(run: Run) -> Iterator[tuple[str, float, float]]:
+    """Each step of a run, with its seconds of the wall and of processors."""
+    last_wall = last_processors = 0.0
     for step in STEPS:
-        spent = []
-        for number, run in enumerate(runs):
-            wall, processors = run[step]
-            last = before[number]
-            spent.append((wall - last[0], processors - last[1]))
-            before[number] = (wall, processors)
-        wall = statistics.median(seconds for seconds, _ in spent)
-        processors = statistics.median(seconds for _, seconds in spent)
-        figures.add(f"{step}, seconds", wall)
-        figures.add(f"{step}, seconds of processors", processors)
-        figures.add(f"{step} / whole", wall / whole)
+        wall, processors = run.get(step, (last_wall, last_processors))
+        yield step, wall - last_wall, processors - last_processors
+        last_wall = wall
+        last_processors = processors
+
+
+def add(figures: Figures, runs: Sequence[Run], before: Sequence[Run] = ()) -> None:
+    """Add the medians over the runs, step by step, and of the whole: of this checkout, and of the other if it ran."""
+    for name, each in (("", runs), ("before: ", before)):
+        if each:
+            add_steps(figures, name, each)
+    whole = statistics.median(run[LAST][0] for run in runs)
     cores = os.cpu_count() or 1
-    figures.add(
-        "until after the first step, seconds", whole, bar=6 if cores >= 16 else 9
-    )
+    bar = 9
+    if cores >= 16:
+        bar = 6
+    figures.add("until after the first step, seconds", whole, bar=bar)
+
+
+def add_steps(figures: Figures, name: str, runs: Sequence[Run]) -> None:
+    """Add the medians over the runs, step by step, and of processors until the end."""
+    walls: dict[str, list[float]] = {step: [] for step in STEPS}
+    of_processors: dict[str, list[float]] = {step: [] for step in STEPS}
+    for run in runs:
+        for step, wall, processors in spent(run):
+            walls[step].append(wall)
+            of_processors[step].append(processors)
+    for step in STEPS:
+        wall = statistics.median(walls[step])
+        processors = statistics.median(of_processors[step])
+        figures.add(f"{name}{step}, seconds", wall)
+        figures.add(f"{name}{step}, seconds of processors", processors)
+    whole = statistics.median(run[LAST][1] for run in runs)
+    figures.add(f"{name}until after the first step, seconds of processors", whole)
 
 
 def main() -> None:
@@ -154,16 +200,24 @@ def main() -> None:
     arguments.set_defaults(rounds=3)
     arguments.add_argument("--width", type=int, default=768)
     arguments.add_argument("--layers", type=int, default=12)
+    arguments.add_argument("--models", nargs=2, metavar="MODEL")
+    arguments.add_argument("--before", type=Path, metavar="CHECKOUT")
     options = arguments.parse_args()
     figures = Figures(options.device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         words = words_of(folder, options)
-        timed(
-            words, folder, options.threads
-        )  # the first keeps what the command's options are
-        runs = [timed(words, folder, options.threads) for _ in range(options.rounds)]
-    add(figures, runs)
+        checkouts = [ROOT]
+        if options.before:
+            checkouts.append(options.before.resolve())
+        runs: dict[Path, list[Run]] = {checkout: [] for checkout in checkouts}
+        for checkout in checkouts:  # keeps what the command's options are
+            timed(words, folder, options.threads, checkout)
+        for _ in range(options.rounds):
+            for checkout in checkouts:
+                run = timed(words, folder, options.threads, checkout)
+                runs[checkout].append(run)
+    add(figures, runs.pop(ROOT), *runs.values())
     load, _, _ = os.getloadavg()
     figures.add("load of the machine over the last minute", load)
     figures.write(options.json)

@@ -6,7 +6,8 @@
 The invertible network is fitted as `train.py fit` does, in float32 and in tf32, with two seeds each, and measured as
 `evaluate.py inject` does, in float32: FVU, FVU on token types that were not fitted, FVU of the inverse, round trip, and
 the penalty where the second model has a head. "tf32 / float32" is the mean over seeds of one over that of the other.
-"seeds" is the larger of the two seeds over the smaller, in float32: a cost below it is within what a seed makes.
+"seeds" is the larger of the two seeds over the smaller, in float32: a cost below it is within what a seed makes. A
+penalty may be negative, where mapped states serve a head better than its own; then differences stand for ratios.
 
 On a GPU the products are in tf32. A CPU has none, so they are imitated there: the operands of every product of float32
 matrices are rounded to 10 bits of mantissa, to nearest, in the backward pass too, and sums stay float32.
@@ -15,7 +16,7 @@ matrices are rounded to 10 bits of mantissa, to nearest, in the backward pass to
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,30 @@ def errors(
     raise RuntimeError("The evaluation has no row of the network.")
 
 
+def compare(
+    figures: Figures, name: str, exact: Sequence[float], coarse: Sequence[float]
+) -> None:
+    """Add how much the precision changes a figure, beside how much the seed does.
+
+    Args:
+        figures: to add to.
+        name: of the figure.
+        exact: it in float32, by seed.
+        coarse: it in tf32.
+    """
+    of_exact = statistics.mean(exact)
+    of_coarse = statistics.mean(coarse)
+    least = min(exact)
+    if least > 0:
+        spread = max(exact) / least
+        figures.add(f"{name}: seeds", spread)
+        figures.add(f"{name}: tf32 / float32", of_coarse / of_exact, bar=spread)
+        return
+    spread = max(exact) - least
+    figures.add(f"{name}: seeds differ by", spread)
+    figures.add(f"{name}: tf32 − float32", of_coarse - of_exact, bar=spread)
+
+
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
@@ -149,15 +174,9 @@ def main() -> None:
                 figures.add(f"{precision}, seed {seed}: {name}", value)
 
     for name in found["float32"][0]:
-        means: dict[str, float] = {}
-        for precision, results in found.items():
-            means[precision] = statistics.mean(result[name] for result in results)
-        of_seeds = sorted(result[name] for result in found["float32"])
-        spread = of_seeds[-1] / of_seeds[0]
-        figures.add(f"{name}: seeds", spread)
-        figures.add(
-            f"{name}: tf32 / float32", means["tf32"] / means["float32"], bar=spread
-        )
+        exact = [result[name] for result in found["float32"]]
+        coarse = [result[name] for result in found["tf32"]]
+        compare(figures, name, exact, coarse)
     figures.write(options.json)
     sys.exit(bool(figures.missed))
 

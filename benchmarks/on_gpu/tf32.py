@@ -73,10 +73,14 @@ class TypedRows(NamedTuple):
 
 def run(figures: Figures, device: Device, small: bool) -> None:
     """Run the part."""
-    size = SMALL if small else FULL
+    size = FULL
+    if small:
+        size = SMALL
+    coarse: Precision = "float32"
+    if device.tf32:
+        coarse = "tf32"
     rows = typed_rows(size, device.name)
     exact = trained(rows, size, "float32", device.name)
-    coarse: Precision = "tf32" if device.tf32 else "float32"
     faster = trained(rows, size, coarse, device.name)
     for what, values in exact.items():
         compare(figures, what, values, faster[what])
@@ -90,16 +94,20 @@ def typed_rows(size: Size, device: str) -> TypedRows:
     held_out = torch.randint(size.types, (size.held_out,), generator=draw)
     types = torch.cat([fitted, held_out])
     rows = synthetic(size.width, 0, size.rows, size.held_out, types)
-    x, y = [], []
+    orders = []
     for _ in range(SEEDS):
         order = torch.randperm(size.rows, generator=draw)
-        x.append(rows.x[0, order])
-        y.append(rows.y[0, order])
+        orders.append(order)
+    drawn = torch.stack(orders)
     held_x = rows.held_x.expand(SEEDS, -1, -1)
     held_y = rows.held_y.expand(SEEDS, -1, -1)
-    unseen = held_out >= seen
-    found = TypedRows(torch.stack(x), torch.stack(y), held_x, held_y, unseen)
-    return TypedRows(*(part.to(device) for part in found))
+    return TypedRows(
+        x=rows.x[0, drawn].to(device),
+        y=rows.y[0, drawn].to(device),
+        held_x=held_x.to(device),
+        held_y=held_y.to(device),
+        unseen=(held_out >= seen).to(device),
+    )
 
 
 def trained(
@@ -112,36 +120,46 @@ def trained(
     aligner.fit(moments)
     training = Alignment(products=products)
     training.train_on_rows(aligner, rows.x, rows.y, size.steps, size.a_step, seed=0)
-    errors = MapErrors(moments.mean_x, moments.mean_y).to(device)
+    errors = MapErrors(moments.mean_x, moments.mean_y)
+    errors.to(device)
     with torch.no_grad():
         errors.update(aligner, rows.held_x, rows.held_y, rows.unseen)
         mapped = aligner(rows.held_x)
         lost = divergence(mapped, rows.held_y)
     found = errors.compute()
-    figures = {what: found[name] for name, what in ERRORS.items()}
-    return figures | {KL: lost}
+    figures = {}
+    for name, what in ERRORS.items():
+        figures[what] = found[name]
+    figures[KL] = lost
+    return figures
 
 
 def divergence(mapped: Tensor, truth: Tensor) -> Tensor:
     """Mean KL divergence in nats of the head's predictions from mapped states, (SEEDS,)."""
     width = truth.shape[-1]
     draw = torch.Generator().manual_seed(0)
-    head = torch.randn(width, WORDS, generator=draw).to(truth.device)
-    head *= SHARPNESS / (width**0.5 * truth.std())
+    head = torch.randn(width, WORDS, generator=draw)
+    head = head.to(truth.device)
+    deviation = width**0.5 * truth.std()
+    head *= SHARPNESS / deviation
     expected = torch.log_softmax(truth @ head, -1)
     found = torch.log_softmax(mapped @ head, -1)
     lost = expected.exp() * (expected - found)
-    return lost.sum(-1).mean(-1)
+    of_row = lost.sum(-1)
+    return of_row.mean(-1)
 
 
 def compare(figures: Figures, what: str, exact: Tensor, faster: Tensor) -> None:
     """Add what both precisions reach, mean over the seeds, and how much the seeds differ in float32."""
     value = float(exact.mean())
+    reached = float(faster.mean())
     spread = float(exact.max() - exact.min())
-    slack = ROUND_TRIP_SLACK if what == ERRORS["round_trip"] else SLACK
+    slack = SLACK
+    if what == ERRORS["round_trip"]:
+        slack = ROUND_TRIP_SLACK
     figures.add(f"{what}, float32", value)
-    figures.add(f"{what}, tf32", float(faster.mean()))
+    figures.add(f"{what}, tf32", reached)
     figures.add(f"{what}, two seeds differ by", spread)
-    difference = float(faster.mean()) - value
+    difference = reached - value
     bar = max(spread, slack * value)
     figures.add(f"{what}, difference of tf32 from float32", difference, bar=bar)

@@ -15,7 +15,7 @@ import torch
 from benchmarks.harness import Figures, interleaved, markdown, ratio
 from benchmarks.known_cases import CASES, MEASURES, averaged
 
-from benchmarks import random_classifier, similarity, stitching
+from benchmarks import first_step, products, random_classifier, similarity, stitching
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 EVERY = {name: pair for group in CASES.values() for name, pair in group.items()}
@@ -187,3 +187,38 @@ def test_both_ways_of_stitching_find_the_same_gradients(monkeypatch: pytest.Monk
     for other, found in (([1.0, -4.0], [1.1e-3]), 0.1), (([2.0, -4.0], [1e-3]), 0.25):
         gradients = [torch.tensor(part) for part in other]
         assert stitching.largest_difference(gradients, expected) == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("exact", "coarse", "expected", "missed"),
+    [
+        ([0.2, 0.1], [0.3, 0.3], {"seeds": 2.0, "tf32 / float32": 2.0}, False),
+        ([0.2, 0.1], [0.3, 0.4], {"seeds": 2.0, "tf32 / float32": 7 / 3}, True),
+        ([-0.02, -0.01], [-0.01, -0.01], {"seeds differ by": 0.01, "tf32 − float32": 0.005}, False),
+        ([-0.02, 0.01], [0.03, 0.03], {"seeds differ by": 0.03, "tf32 − float32": 0.035}, True),
+    ],
+)
+def test_a_precision_is_judged_by_what_another_seed_changes(
+    exact: list[float], coarse: list[float], expected: dict[str, float], missed: bool
+) -> None:
+    figures = Figures("cpu")
+    products.compare(figures, "penalty", exact, coarse)
+    found = {name.removeprefix("penalty: "): figure["value"] for name, figure in figures.figures.items()}
+    assert found == pytest.approx(expected)
+    assert bool(figures.missed) == missed
+
+
+def test_seconds_to_the_first_step_are_by_step_and_of_both_checkouts() -> None:
+    def run(*walls: float) -> dict[str, tuple[float, float]]:
+        return {step: (wall, wall / 2) for step, wall in zip(first_step.STEPS, walls, strict=True)}
+
+    figures = Figures("cpu")
+    first_step.add(figures, [run(3, 4, 6, 7, 9, 10), run(2, 4, 8, 9, 11, 12)], [run(4, 6, 9, 11, 14, 15)])
+    found = {name: figure["value"] for name, figure in figures.figures.items()}
+    assert found["imports, seconds"] == 2.5
+    assert found["models, seconds"] == 3
+    assert found["models, seconds of processors"] == 1.5
+    assert found["before: models, seconds"] == 3
+    assert found["until after the first step, seconds of processors"] == 5.5
+    assert found["before: until after the first step, seconds of processors"] == 7.5
+    assert found["until after the first step, seconds"] == 11
