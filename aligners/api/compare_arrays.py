@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, reduce
-from itertools import accumulate, product
+from itertools import product
 from operator import add
 from typing import Any
 
@@ -25,6 +25,7 @@ from aligners.similarity.functional.canonical_correlations import whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import unbiased_hsic
 from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
+from aligners.similarity.functional.predictivity import all_but_one
 
 __all__ = ["Compared", "compare_arrays"]
 
@@ -413,7 +414,7 @@ def _left_out(
     """Each measure of all samples but one, (G,); nothing of one that is refused, which is said."""
     rest: list[GridSums] = []
     if any(measure.family == "moments" for measure in measures):
-        rest = _all_but_one([_sums(sample) for sample in samples])
+        rest = all_but_one([_sums(sample) for sample in samples])
     found: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
     for place in range(len(samples)):
         content: dict[str, Any] = {}
@@ -436,15 +437,6 @@ def _sums(sample: Sample) -> GridSums:
     """The sums of a sample of one site of X and one of Y."""
     sums = GridSums.zeros(1, sample.x.shape[2], 1, sample.y.shape[2], sample.x.device)
     return sums.add_(sample.x, sample.y)
-
-
-def _all_but_one(sums: Sequence[GridSums]) -> list[GridSums]:
-    """The sums of all but each of them."""
-    before = list(accumulate(sums, add))
-    after = list(accumulate(reversed(sums), add))
-    after.reverse()
-    between = map(add, before, after[2:])
-    return [after[1], *between, before[-2]]
 
 
 def _joined(

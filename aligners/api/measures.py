@@ -18,22 +18,35 @@ from aligners.similarity.catalogue import catalogue
 from aligners.similarity.controls import Sample
 from aligners.similarity.functional import cca as correlations
 from aligners.similarity.functional import cka as linear
-from aligners.similarity.functional import kernels, neighbours, regression
+from aligners.similarity.functional import (
+    kernels,
+    matching,
+    neighbours,
+    predictivity,
+    regression,
+    shape,
+)
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.retrieval import retrieval_scores
 
 __all__ = [
     "Retrieved",
+    "angular_shape",
+    "angular_shape_distance",
     "cca",
     "cka",
     "cknna",
+    "hard_matching",
     "jaccard_knn",
+    "linear_predictivity",
     "mean_minibatch_cka",
     "measure",
     "minibatch_cka",
     "mixedsim",
     "mutual_knn",
+    "nbs",
     "neuronsim",
+    "procrustes_distance",
     "pwcca",
     "pwcca_standardised",
     "r2",
@@ -42,6 +55,9 @@ __all__ = [
     "rbf_cka",
     "retrieval",
     "rsa",
+    "rsa_centred",
+    "rsa_spearman",
+    "soft_matching",
     "svcca",
     "svcca_standardised",
     "unbiased_cka",
@@ -138,6 +154,58 @@ def mixedsim(x: Array, y: Array) -> float:
 def rsa(x: Array, y: Array, kernel: kernels.Kernel = "cosine") -> float:
     """Correlation of the similarities between rows; time grows with N² for `euclidean`."""
     return _one(kernels.rsa, x, y, kernel=kernel)
+
+
+def rsa_centred(x: Array, y: Array) -> float:
+    """`rsa` of the cosines of rows less their mean, which then does not count."""
+    return _one(kernels.rsa, x, y, kernel="centred_cosine")
+
+
+def rsa_spearman(x: Array, y: Array, kernel: kernels.RankedKernel = "cosine") -> float:
+    """Spearman's correlation of the similarities between rows; time grows with N², memory with N."""
+    return _one(kernels.rsa_spearman, x, y, kernel=kernel)
+
+
+def nbs(x: Array, y: Array) -> float:
+    """Normalised Bures similarity, ‖XᵀY‖_* / (‖X‖ ‖Y‖): the cosine of rows that are turned onto each other."""
+    return _one(shape.nbs, x, y)
+
+
+def angular_shape(x: Array, y: Array) -> float:
+    """1 − `angular_shape_distance` / (π/2): a score between 0 and 1."""
+    return _one(shape.angular_shape, x, y)
+
+
+def angular_shape_distance(x: Array, y: Array) -> float:
+    """The angle between centred rows that are turned onto each other, in radians (Williams et al. 2021)."""
+    return _one(shape.angular_shape_distance, x, y)
+
+
+def procrustes_distance(x: Array, y: Array, scaled: bool = True) -> float:
+    """Distance of centred rows that are turned onto each other; of length 1, unless `scaled` is false."""
+    return _one(shape.procrustes_distance, x, y, scaled=scaled)
+
+
+def hard_matching(x: Array, y: Array) -> float:
+    """Mean correlation of neurons under the best one-to-one matching."""
+    return _one(matching.hard_matching, x, y)
+
+
+def soft_matching(x: Array, y: Array) -> float:
+    """Correlation of neurons under the best transport (Khosla and Williams 2024): widths may differ."""
+    return _one(matching.soft_matching, x, y)
+
+
+def linear_predictivity(
+    x: Array,
+    y: Array,
+    groups: Groups | None = None,
+    folds: int = predictivity.FOLDS,
+    ridge: float = 0.0,
+) -> float:
+    """Cross-validated R² of a regression of X on Y; not symmetric. Rows of one of `groups` (N,) are in one fold."""
+    formula = predictivity.linear_predictivity
+    return _one(formula, x, y, groups=groups, folds=folds, ridge=ridge)
 
 
 def mutual_knn(

@@ -18,7 +18,8 @@ from aligners.similarity.functional.cka import (
     mean_cka,
     unbiased_cka,
 )
-from aligners.similarity.functional.kernels import rbf_cka, rsa
+from aligners.similarity.functional.kernels import rbf_cka, rsa, rsa_spearman
+from aligners.similarity.functional.matching import hard_matching, soft_matching
 from aligners.similarity.functional.neighbours import (
     Formula,
     jaccard,
@@ -26,6 +27,7 @@ from aligners.similarity.functional.neighbours import (
     mutual,
     of_pairs,
 )
+from aligners.similarity.functional.predictivity import linear_predictivity
 from aligners.similarity.functional.regression import (
     mixedsim,
     mixedsim_held_out,
@@ -33,6 +35,7 @@ from aligners.similarity.functional.regression import (
     r2,
     r2_held_out,
 )
+from aligners.similarity.functional.shape import angular_shape, nbs
 
 Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
 ATTENTION = ("heads", "head_moments")  # the families that need attention weights
@@ -104,7 +107,21 @@ def _of_states(share: float) -> list[Measure]:
         _regression("r2", r2, r2_held_out),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
+        Measure("nbs", "moments", _on(nbs)),
+        Measure("angular_shape", "moments", _on(angular_shape)),
+        Measure("hard_matching", "moments", _on(hard_matching)),
+        Measure("soft_matching", "moments", _on(soft_matching)),
+        Measure(
+            "linear_predictivity", "rows", _predicted, symmetric=False, budget=5000
+        ),
         Measure("rsa", "rows", _on_rows(rsa), budget=5000),
+        Measure(
+            "rsa_centred",
+            "rows",
+            _on_rows(partial(rsa, kernel="centred_cosine")),
+            budget=5000,
+        ),
+        Measure("rsa_spearman", "rows", _on_rows(rsa_spearman), budget=2000),
         Measure("mutual_knn", "rows", _near(mutual), budget=5000),
         Measure("jaccard_knn", "rows", _near(jaccard), budget=5000),
         Measure("cknna", "rows", _near(local_cka), symmetric=False, budget=5000),
@@ -139,6 +156,11 @@ def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a measure from a formula of a sample of rows."""
     return lambda sample: formula(sample.x, sample.y)
+
+
+def _predicted(sample: Any) -> Tensor:
+    """Cross-validated R² of a sample of rows, whose folds are whole texts."""
+    return linear_predictivity(sample.x, sample.y, groups=sample.text)
 
 
 def _near(formula: Formula) -> Callable[..., Tensor]:
@@ -206,8 +228,18 @@ def _regression(
     )
 
 
-# say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them
-ON_REQUEST = ("r2_cca", "r2_svcca", "svcca_standardised", "pwcca_standardised")
+ON_REQUEST = (
+    # say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them
+    "r2_cca",
+    "r2_svcca",
+    "svcca_standardised",
+    "pwcca_standardised",
+    # a decomposition or a matching for each pair of layers
+    "nbs",
+    "angular_shape",
+    "hard_matching",
+    "soft_matching",
+)
 
 
 def _default() -> tuple[str, ...]:

@@ -56,9 +56,11 @@ def rsa(x: Array, y: Array, kernel: str) -> float:
     """Correlation of the two condensed similarity matrices. Cosines as 1 − u²/2, u the distance of unit vectors."""
     found = []
     for rows in (x, y):
+        if kernel == "centred_cosine":
+            rows = rows - rows.mean(0)
         if kernel == "linear":
             found.append((rows @ rows.T)[np.triu_indices(len(rows), 1)])
-        elif kernel == "cosine":
+        elif kernel.endswith("cosine"):
             found.append(-(pdist(rows / np.linalg.norm(rows, axis=1, keepdims=True)) ** 2))
         else:
             found.append(-pdist(rows))

@@ -3,7 +3,7 @@
 They do not add up over rows: memory and time grow with the square of the sample. Everything is in float64.
 """
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,11 @@ from aligners.similarity.functional.cka import (
     unbiased_hsic_from_sums,
 )
 
-Kernel = Literal["cosine", "linear", "euclidean"]
+Kernel = Literal["cosine", "centred_cosine", "linear", "euclidean"]
+RankedKernel = Literal["cosine", "centred_cosine", "euclidean"]
+MOST_SORTED = 2**23  # pairs of rows whose similarities are sorted; more are counted
+BINS = 2**20  # of equal width, in which they are counted
+SORTED_BINS = 2**30  # similarities in one of these are equal but for rounding
 # Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.
 _CONSTANT, _CONSTANT_TO_SELF = 1e-13, 1e-28
 
@@ -27,10 +31,11 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     """Pearson correlation of K_ij with L_ij over the pairs of rows i < j, for all layer pairs (Merchant 2020, §5.1).
 
     K_ij is the similarity of rows i and j of X, L_ij that of the same rows of Y: `cosine`, the cosine of the two
-    rows; `linear`, x_i·x_j; `euclidean`, −‖x_i − x_j‖. Symmetric; in [−1, 1].
+    rows; `centred_cosine`, that of the rows less their mean; `linear`, x_i·x_j; `euclidean`, −‖x_i − x_j‖. Symmetric;
+    in [−1, 1].
 
-    Invariant to rotation and isotropic scaling of either side; `euclidean` also to translation. Rows are not
-    centred: `cosine` and `linear` depend on the mean, so centre beforehand if they should not.
+    Invariant to rotation and isotropic scaling of either side; `centred_cosine` and `euclidean` also to translation.
+    `cosine` and `linear` depend on the mean.
 
     Route: `cosine` is `linear` on rows of length 1. Both come from the linear sums over pairs of rows, for which
     `linear_pair_sums` takes the cheaper of the feature side and the Gram side. `euclidean` has no feature side: it
@@ -39,20 +44,14 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     Args:
         x: (L_x, N, d_x) rows of X.
         y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
-        kernel: `cosine`, `linear` or `euclidean`.
+        kernel: `cosine`, `centred_cosine`, `linear` or `euclidean`.
 
     Raises:
         ValueError: another kernel, fewer than 3 rows, rows that are not paired or not finite, a row of zeros (its
             cosine is not defined), similarities that are all equal.
     """
     check_known(get_args(Kernel), kernel=kernel)
-    pairs.check_enough(x, y, 3, "RSA")
-    cosine = kernel == "cosine"
-    if cosine:
-        check_lengths("x", x)
-        check_lengths("y", y)
-    rows_x = pairs.CentredRows(x, of_length_one=cosine)
-    rows_y = pairs.CentredRows(y, of_length_one=cosine)
+    rows_x, rows_y = _rows_for(kernel, x, y)
     if kernel == "euclidean":
         kernels = _minus_distances, _minus_distances
         sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
@@ -62,6 +61,125 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     sums = pairs.linear_pair_sums(rows_x, rows_y)
     sums = _added(sums, rows_x.along, rows_y.along)
     return _correlation(sums, rows_x.squares, rows_y.squares)
+
+
+def rsa_spearman(x: Tensor, y: Tensor, kernel: RankedKernel = "cosine") -> Tensor:
+    """Spearman's correlation of K_ij with L_ij over the pairs of rows i < j, for all layer pairs (Kriegeskorte 2008).
+
+    `rsa` of ranks: any increasing function of the similarities gives the same. Symmetric, in [−1, 1], and invariant to
+    what `rsa` is. Similarities that are equal share the mean of their ranks.
+
+    Route: Gram side, in blocks, twice: first for the ranks, then for the products of ranks. Up to 2²³ pairs (4,096
+    rows) are sorted. More are counted in 2²⁰ bins of equal width, so that memory does not grow with their number; those
+    of one bin share a rank, which moves the value by about the square of the share of the pairs in a bin.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        kernel: `cosine`, `centred_cosine` or `euclidean`, as in `rsa`.
+
+    Raises:
+        ValueError: as `rsa`.
+    """
+    check_known(get_args(RankedKernel), kernel=kernel)
+    rows_x, rows_y = _rows_for(kernel, x, y)
+    kernels = _ranks(rows_x), _ranks(rows_y)
+    sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
+    return _correlation(sums)
+
+
+def _rows_for(
+    kernel: str, x: Tensor, y: Tensor
+) -> tuple[pairs.CentredRows, pairs.CentredRows]:
+    """The rows that a kernel is made of, of length 1 for cosines. Raises if there are none."""
+    pairs.check_enough(x, y, 3, "RSA")
+    both = []
+    for name, rows in (("x", x), ("y", y)):
+        if kernel == "centred_cosine":
+            rows, _ = pairs.centred(rows.double())
+        if kernel.endswith("cosine"):
+            check_lengths(name, rows)
+        both.append(pairs.CentredRows(rows, of_length_one=kernel.endswith("cosine")))
+    rows_x, rows_y = both
+    return rows_x, rows_y
+
+
+class _Ranks(NamedTuple):
+    """The ranks of the bins of similarities of one layer.
+
+    Attributes:
+        ranks: of each bin, the mean of those in it, from 1/2 for the smallest distance to −1/2.
+        bins: numbers of these bins, in order; None: 0, 1, 2, ...
+    """
+
+    ranks: Tensor
+    bins: Tensor | None = None
+
+    def of(self, places: Tensor) -> Tensor:
+        """Return the ranks of similarities whose bins are `places`."""
+        if self.bins is not None:
+            places = torch.searchsorted(self.bins, places)
+            places.clamp_(max=len(self.bins) - 1)
+        return self.ranks[places]
+
+
+def _ranks(rows: pairs.CentredRows) -> pairs.Kernel:
+    """The kernel whose values are the ranks of −‖w_i − w_j‖² over all pairs of rows.
+
+    Of rows of length 1 that is 2 cos(i, j) − 2, which has the same ranks as the cosine.
+    """
+    n = rows.shape[1]
+    sort = n * (n - 1) // 2 <= MOST_SORTED
+    bins = SORTED_BINS if sort else BINS
+    tables = []
+    scales = []
+    for place in range(len(rows)):
+        layer = rows[place : place + 1, :]
+        longest = 2 * layer.square().sum(-1).max().sqrt()
+        largest = longest.square()  # of any squared distance
+        scale = (bins - 1) / largest.where(largest > 0, 1)
+        scales.append(scale)
+        tables.append(_table(layer, scale, sort))
+    scale = torch.stack(scales)[:, None, None]
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        places = _binned(a, b, scale)
+        ranks = []
+        for table, of_layer in zip(tables, places, strict=True):
+            ranks.append(table.of(of_layer))
+        return torch.stack(ranks)
+
+    return kernel
+
+
+def _binned(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    """The bins of squared distances, (L, r, c)."""
+    squares = _squared_distances(a, b) * scale
+    return squares.round_().long()
+
+
+def _table(layer: Tensor, scale: Tensor, sort: bool) -> _Ranks:
+    """The ranks of one layer (1, N, d), from all pairs in its bins: sorted, or counted."""
+    n = layer.shape[1]
+    places = []
+    counts = torch.zeros(BINS, dtype=torch.int64, device=layer.device)
+    for i, j in pairs.upper_blocks(n):
+        block = _binned(layer[:, i], layer[:, j], scale)
+        if i == j:
+            above = torch.ones_like(block, dtype=torch.bool)
+            block = block[above.triu(1)]
+        block = block.flatten()
+        if sort:
+            places.append(block)
+        else:
+            counts += block.bincount(minlength=BINS)
+    bins = None
+    if sort:
+        bins, counts = torch.cat(places).unique(return_counts=True)
+    total = n * (n - 1) / 2
+    last = counts.cumsum(0).double()
+    middle = last - (counts - 1) / 2
+    return _Ranks(0.5 + 0.5 / total - middle / total, bins)
 
 
 def check_lengths(name: str, rows: Tensor) -> None:

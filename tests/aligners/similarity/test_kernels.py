@@ -65,7 +65,7 @@ def test_invariances(name: str, seed: int, scale: float, shift: float) -> None:
     torch.testing.assert_close(measure(turned, y), value, rtol=0, atol=1e-9)
     torch.testing.assert_close(measure(y, x), value.mT, rtol=0, atol=1e-12)
     torch.testing.assert_close(measure(x, x).diag(), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-12)
-    if name in ("euclidean", "rbf", "rbf_unbiased"):
+    if name in ("centred_cosine", "euclidean", "rbf", "rbf_unbiased"):
         torch.testing.assert_close(measure(turned + shift * scale, y), value, rtol=0, atol=1e-7)
     else:  # the mean counts
         assert (measure(x - x.mean(1, keepdim=True), y) - value).abs().max() > 1e-3
@@ -77,7 +77,7 @@ def test_refusals() -> None:
     zero[2, 7], constant[1], repeated[0, 5:] = 0, 1 / 3, y[0, 5]
     line[0] = y[0, :1] * torch.linspace(1, 9, 30, dtype=torch.float64)[:, None]
     for measure, given_rows, says in (
-        (partial(rsa, kernel="rbf"), (x, y), "`kernel` to be one of cosine, linear, euclidean, but got 'rbf'"),
+        (partial(rsa, kernel="rbf"), (x, y), "`kernel` to be one of cosine, .*euclidean, but got 'rbf'"),
         (rsa, (x[:, :2], y[:, :2]), "RSA expects at least 3 rows"),
         (rbf_cka, (x[:, :3], y[:, :3]), "RBF CKA expects at least 4 rows"),
         (partial(rbf_cka, width=0), (x, y), r"`width`.*got 0"),
@@ -93,7 +93,7 @@ def test_refusals() -> None:
     assert rsa(x, line, "euclidean").isfinite().all()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["cosine", "linear", "euclidean"])
 @pytest.mark.parametrize("value", [0.1, 1e6 / 3])
 def test_similarities_that_are_all_equal_are_refused(kernel: Kernel, value: float) -> None:
     x, y = rows(30)
