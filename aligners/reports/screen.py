@@ -14,6 +14,7 @@ from rich.text import Text
 from aligners.errors import visible
 
 ROLE_STYLES = {"ceiling": "green", "floor": "dim"}  # of a row on screen
+QUIET = "bright_black"  # of a cell that says nothing
 GAP = "  "  # between columns
 WhenToOpen = Literal["auto", "true", "false"]
 
@@ -60,18 +61,23 @@ class SiteTable:
         for group, below in sites.items():
             self.columns += [Column(group, [site]) for site in below]
         self.styles: list[str] = []
+        self.quiet: list[frozenset[int]] = []
 
-    def add_row(self, *cells: str, style: str | None = None) -> None:
+    def add_row(
+        self, *cells: str, style: str | None = None, quiet: Iterable[int] = ()
+    ) -> None:
         """Add a row; cells that are left out at its end are empty.
 
         Args:
             cells: cells of the first columns.
             style: of the whole row, as rich names it.
+            quiet: places of the cells that are grey.
         """
         left_out = [""] * (len(self.columns) - len(cells))
         for column, text in zip(self.columns, [*cells, *left_out], strict=True):
             column.texts.append(visible(text))
         self.styles.append(style or "")
+        self.quiet.append(frozenset(quiet))
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -120,7 +126,8 @@ class SiteTable:
         self, part: Sequence[Column], names: int, above: Sequence[Column]
     ) -> Iterator[Text]:
         """The headings of some columns, and the rows that have a value in them."""
-        lines = [GAP.join(texts) for texts in zip(*_padded(part), strict=True)]
+        padded = list(zip(*_padded(part), strict=True))
+        lines = [GAP.join(texts) for texts in padded]
         groups, headings, *rows = lines
         yield Text("")
         for line in (groups, headings):
@@ -134,8 +141,21 @@ class SiteTable:
             name = ", ".join(column.cells[place] for column in above)
             if name != before:
                 yield Text(name, style)
-            yield Text(row, style)
+            line = Text(row, style)
+            self._quieten(line, part, place, padded[place + 2])
+            yield line
             before = name
+
+    def _quieten(
+        self, line: Text, part: Sequence[Column], place: int, texts: Sequence[str]
+    ) -> None:
+        """Make the grey cells of a row grey."""
+        start = 0
+        for column, text in zip(part, texts, strict=True):
+            end = start + len(text)
+            if any(self.columns[number] is column for number in self.quiet[place]):
+                line.stylize(QUIET, start, end)
+            start = end + len(GAP)
 
 
 def _padded(part: Sequence[Column]) -> list[list[str]]:

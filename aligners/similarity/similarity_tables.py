@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aligners.similarity.catalogue import ATTENTION, Measure
+from aligners.similarity.controls import calibrated
 from aligners.similarity.functional.canonical_correlations import MOST_BY_CHANCE
 from aligners.similarity.functional.cka import angular_distance
 from aligners.similarity.functional.regression import localization
@@ -23,7 +24,8 @@ SIDES = {"both": "", "forward": " of X", "backward": " of Y"}
 FAR = tuple(FAR_VALUES.values())
 INTERVAL = ("low", "high", "held_out")
 NULL = ("null", "null_high", "untrained")
-CONTROLS = (*INTERVAL, *NULL, "ceiling", "chance", *FAR)
+CALIBRATED = ("effect", "p", "p_family")
+CONTROLS = (*INTERVAL, *NULL, "ceiling", "chance", *FAR, *CALIBRATED)
 
 
 class PairFigures:
@@ -95,15 +97,19 @@ class PairFigures:
         grids = {}
         for name in ("held_out", "untrained", "chance", *FAR):
             grids[name] = self.grids(measure, name)
-        for name in ("low", "high", "null", "null_high"):
+        for name in ("low", "high", "null", "null_high", *CALIBRATED):
             grids[name] = {}
         intervals = self.grids(measure, "interval")
         for direction, (low, high) in intervals.items():
             grids["low"][direction] = low
             grids["high"][direction] = high
-        for direction, null in self._null(measure).items():
-            grids["null"][direction] = null.mean(0)
-            grids["null_high"][direction] = null.amax(0)
+        values = self.grids(measure, "value")
+        for direction, nulls in self._null(measure).items():
+            found = calibrated(values[direction], nulls)
+            grids["null"][direction] = found.null
+            grids["null_high"][direction] = found.high
+            for name in CALIBRATED:
+                grids[name][direction] = getattr(found, name)
         grids["ceiling"] = _ceiling(measure, *same)
         return grids
 

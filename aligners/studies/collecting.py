@@ -22,7 +22,7 @@ PART = 2**16  # rows in memory as they come
 GROUP = 2**4  # parts in a row group of Parquet: 2²⁰ rows
 # Columns of the similarities that no report of a study shows.
 UNREAD = {"cell", "kind", "label", "low", "high"}
-UNREAD |= {"null_high", "ceiling", "chance", "n_rows"}
+UNREAD |= {"null_high", "ceiling", "chance", "n_rows", "effect", "p", "p_family"}
 CELL_COLUMNS = {"cell": "id", "kind": "kind", "task": "task"}
 MODEL_COLUMNS = {"model": "name", "stage": "stage", "tuned": "tuned_on"}
 # What a report says once, and tables in every row.

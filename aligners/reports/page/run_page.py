@@ -175,6 +175,7 @@ class Cell(NamedTuple):
         interval: its two ends in brackets, or in braces where they are a mere range; or empty.
         lost: how many pairs are left out, or empty.
         key: what the cell is sorted by, a number where it is one.
+        quiet: whether it is grey.
     """
 
     value: str
@@ -182,6 +183,7 @@ class Cell(NamedTuple):
     interval: str = ""
     lost: str = ""
     key: float | str = ""
+    quiet: bool = False
 
 
 class Line(NamedTuple):
@@ -245,7 +247,10 @@ def _of_screen(table: SiteTable, name: str, one_of_several: bool) -> PageTable:
     lines = []
     for place, style in enumerate(table.styles):
         texts = [column.cells[place] for column in table.columns]
-        cells = [Cell(text, key=_sorted_by(text)) for text in texts]
+        cells = []
+        for number, text in enumerate(texts):
+            quiet = number in table.quiet[place]
+            cells.append(Cell(text, key=_sorted_by(text), quiet=quiet))
         lines.append(Line(cells, ROLES.get(style, "")))
     title = table.title
     if one_of_several and any(groups):
@@ -258,6 +263,8 @@ def _how_to_read(lines: Sequence[Line]) -> str:
     caption = "Sort with the headings."
     if any(line.role == "ceiling" for line in lines):
         caption += " Bold: ceilings. Grey: floors."
+    if any(cell.quiet for line in lines for cell in line.cells):
+        caption += " Grey values: no higher than the null."
     values = [cell.value for line in lines for cell in line.cells]
     if any(value.endswith(MARK) for value in values):
         caption += f" {MARK}: untrained start, or diverged (see the findings)."

@@ -21,6 +21,7 @@ from aligners.reports.names import (
 from aligners.reports.report import (
     Report,
     Row,
+    all_known,
     distinct,
     grouped,
     is_known,
@@ -40,6 +41,7 @@ NARROW = 30  # letters that fit below one of so many panels abreast
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
 LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
+HIGHEST_P = 0.05  # of a value that is called higher than its null
 BEYOND = "the trained models are more alike than their untrained twins, beyond the 95% interval over texts, by"
 
 
@@ -82,6 +84,7 @@ def report(
             f"{len(pairs)} pairs of models: a figure of each measure shows all of them, and similarity.csv has their "
             "rows. `--each_pair true` makes figures and a table of each."
         )
+    findings += _null_words(meta, shown)
     return Report(
         "similarity",
         meta,
@@ -232,6 +235,33 @@ def _distances(rows: Sequence[Row]) -> list[str]:
     return said
 
 
+def _null_words(meta: Row, rows: Sequence[Row]) -> list[str]:
+    """Say what the p-values are, and how many layer pairs are no higher than their nulls by each measure."""
+    draws = meta.get("permutations")
+    calibrated = known(known(_raw(rows), "p"), "value")
+    if not draws or not calibrated:
+        return []
+    pairings = counted(draws + 1, "pairing")
+    said = [
+        f"p is the share of {pairings} of the texts, the true one included, whose value is as high: "
+        f'at least {1 / (1 + draws):.2g}. More `--permutations` make it finer. "p, all pairs" is that of the largest '
+        "value over the null among all layer pairs."
+    ]
+    low = []
+    for label, measured in grouped(calibrated, "label").items():
+        count = 0
+        for row in measured:
+            count += row["value"] <= row["null_high"] and row["p"] > HIGHEST_P
+        if count:
+            low.append(f"{label} ({count} of {len(measured)})")
+    if low:
+        said.append(
+            f"No higher than the null, at some layer pairs: {listed(low)}. Such a value shows no similarity, and is "
+            "grey in the tables."
+        )
+    return said
+
+
 def _far_rows(pairs: Sequence[Sequence[Row]]) -> list[str]:
     """State the measures at matching layers with rows far from all others, or without them."""
     said = []
@@ -264,8 +294,28 @@ def _table(rows: Sequence[Row]) -> SiteTable:
                 cells[row["layer_x"], row["layer_y"]] = f"{row[column]:.3f}"
             texts = [cells.get(pair, "") for pair in pairs]
             if any(texts):
-                table.add_row(measure, words, *texts, style="dim" if words else None)
+                style = "dim" if words else None
+                quiet = []
+                if column == "value":
+                    quiet = _no_higher_than_null(measured, pairs)
+                table.add_row(measure, words, *texts, style=style, quiet=quiet)
     return table
+
+
+def _no_higher_than_null(
+    rows: Sequence[Row], pairs: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Return the places, in a row of the table, of values that some permutation of the texts reaches.
+
+    With 20 permutations or more one in twenty may: p is then at most .05.
+    """
+    places = []
+    for place, row in enumerate(_along(rows, pairs)):
+        if not all_known([row], "value", "p", "null_high"):
+            continue
+        if row["value"] <= row["null_high"] and row["p"] > HIGHEST_P:
+            places.append(2 + place)  # after the measure and the control
+    return places
 
 
 # ---------------------------------------------------------------------- figures

@@ -13,7 +13,7 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.reports.finished_runs import make_report
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
-from aligners.similarity.controls import jackknife_interval, matching_layers, permuted_rows
+from aligners.similarity.controls import calibrated, jackknife_interval, matching_layers, permuted_rows
 from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold, word_pairs
 from aligners.similarity.functional.canonical_correlations import nuclear_norm
 from aligners.similarity.functional.cca import cca_held_out, pwcca, svcca
@@ -145,6 +145,11 @@ def test_intervals_and_nulls_are_what_they_say(
         null.append(linear_cka(*other))
     torch.testing.assert_close(grid(controlled, "cka", "null"), (null[0] + null[1]) / 2, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(grid(controlled, "cka", "null_high"), null[0].maximum(null[1]), rtol=1e-5, atol=1e-6)
+    found = calibrated(grid(controlled, "cka"), torch.stack(null))
+    for column in ("effect", "p", "p_family"):
+        expected = getattr(found, column)
+        torch.testing.assert_close(grid(controlled, "cka", column), expected, rtol=1e-5, atol=1e-6, msg=column)
+    assert grid(controlled, "cka", "p").min() == pytest.approx(1 / 3)
     x, y = (torch.cat([batch.states[m] for batch in batches], 1).double() for m in range(2))
     text = torch.cat([batch.text for batch in batches])
     number = torch.cat([torch.full_like(batch.text, 4 * at // len(batches)) for at, batch in enumerate(batches)])

@@ -1,11 +1,15 @@
 """Heat maps, lines along matching layers, and tables of a comparison of models."""
 
+import re
+from io import StringIO
 from itertools import combinations_with_replacement, product
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.aligners.reports.made import printed
 
+from aligners.reports.page.run_page import page_tables
 from aligners.reports.runs.similarity_report import block_map, layer_lines, pair_map, report
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
@@ -94,3 +98,32 @@ def test_the_table_shows_matching_layers_of_different_models() -> None:
     assert "null" in screen
     (plain,) = report({}, rows(PAIR), [], []).screen
     assert len(plain.styles) == 2
+
+
+def test_a_value_no_higher_than_its_null_is_grey() -> None:
+    found = rows(PAIR, 3, 3, controls=True)
+    for row in found:
+        low = row["layer_x"] == 1
+        row |= {
+            "effect": 0.1,
+            "p": 0.5 if low else 0.25,
+            "p_family": 0.5,
+            "null_high": row["value"] + (0.1 if low else -0.1),
+        }
+    made = report({"permutations": 3}, found, [], [])
+    (table,) = made.screen
+    by_row = [sorted(quiet) for quiet in table.quiet if quiet]
+    assert by_row == [[3], [3]]  # the second layer, of both measures
+    assert "p, all pairs" in table.columns[1].cells
+    said = " ".join(made.sentences)
+    assert "4 pairings of the texts" in said
+    assert "at least 0.25" in said
+    assert "cka (3 of 9) and r2 of X (3 of 9)" in said
+    assert "no similarity" not in " ".join(report({}, rows(PAIR), [], []).sentences)
+    console = Console(width=120, force_terminal=True, color_system="standard", file=StringIO())
+    console.print(table)
+    grey = re.findall(r"\x1b\[90m *([\d.]+)\x1b\[0m", console.file.getvalue())
+    assert grey == ["0.110", "0.110"]
+    (page, *_) = page_tables(made)
+    assert [cell.value for line in page.rows for cell in line.cells if cell.quiet] == ["0.110", "0.110"]
+    assert "Grey values: no higher than the null." in page.caption
