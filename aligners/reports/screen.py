@@ -141,9 +141,9 @@ class SiteTable:
             name = ", ".join(column.cells[place] for column in above)
             if name != before:
                 yield Text(name, style)
-            line = Text(row, style)
-            self._quieten(line, part, place, padded[place + 2])
-            yield line
+            shown = Text(row, style)
+            self._quieten(shown, part, place, padded[place + 2])
+            yield shown
             before = name
 
     def _quieten(

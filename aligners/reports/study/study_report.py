@@ -279,7 +279,7 @@ def latex(table: Table) -> str:
 
 
 def _latex_cell(cell: Any, column: Column) -> str:
-    value, sd, interval, lost, _ = written(cell, column)
+    value, sd, interval, lost, *_ = written(cell, column)
     above = _escaped(f"{value} {sd}".strip())
     below = _escaped(f"{interval} {lost}".strip())
     if not below:
