@@ -49,6 +49,7 @@ from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes, targets_of
 from aligners.injection.scoring.scores import ScoredTask, wrong_order
 from aligners.injection.scoring.task_scores import matched_by_number
+from aligners.maps.shared_solutions import SharedMoments
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden
@@ -291,8 +292,10 @@ class InjectionEvaluation(Evaluation):
         validation = self._validation_moments()
         self.meta["methods"] = {}
         self.meta["refusals"] = {}
+        _, of_first = first_moments(self.stored)
+        shared = SharedMoments.of(of_first.to(self.device))
         for route in self.routes:
-            self._add_panels(route, moments, validation)
+            self._add_panels(route, moments, validation, shared)
         self.panels.to(self.device)
 
     def _moments_of_kinds(self) -> dict[str, Moments]:
@@ -337,11 +340,15 @@ class InjectionEvaluation(Evaluation):
         return dict(zip(map(str, self.kinds), batches, strict=True))
 
     def _add_panels(
-        self, route: Route, moments: Mapping[str, Moments], validation: Moments | None
+        self,
+        route: Route,
+        moments: Mapping[str, Moments],
+        validation: Moments | None,
+        shared: SharedMoments,
     ) -> None:
         """Collect the maps of a route, and make its panel for each kind of rows."""
         methods, refusals = route_methods(
-            route, self.stored, self.closed_form, validation, self.device
+            route, self.stored, self.closed_form, validation, shared
         )
         way = DIRECTIONS[route.key]
         for method in methods:

@@ -36,7 +36,7 @@ from aligners.maps.linear import (
 from aligners.maps.shared_solutions import SharedMoments
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
-from aligners.similarity.algebra.moments import Device, Moments
+from aligners.similarity.algebra.moments import Moments
 
 logger = logging.getLogger(__name__)
 Maps = dict[str, dict[str, Aligner]]  # key of a route -> name -> map
@@ -160,7 +160,7 @@ def route_methods(
     stored: Sequence[StoredBank],
     closed_form: Sequence[str],
     validation: Moments | None = None,
-    device: Device = None,
+    shared: SharedMoments | None = None,
 ) -> tuple[list[Method], dict[str, str]]:
     """Return the maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
@@ -169,29 +169,30 @@ def route_methods(
         stored: checkpoints; closed forms are fitted to the moments of the first.
         closed_form: names out of `KNOWN_CLOSED_FORMS`.
         validation: moments of validation rows from X to Y, which choose the strength of ridges.
-        device: where closed forms are solved, and stay; default: where the moments are.
+        shared: moments of the first checkpoint that holds any, on the device where closed forms are solved and stay,
+            and with what other routes have decomposed; default: those moments as they are.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
     """
     held = _held_by(stored, route.key)
     lacking = [name for name in closed_form if name not in held]
-    solved, refusals = _solved(route, stored, lacking, validation, device)
+    kind, moments = first_moments(stored)
+    if shared is None:
+        shared = SharedMoments.of(moments)
+    solved, refusals = _solved(route, str(kind), shared, lacking, validation)
     return [*solved, *held.values()], refusals
 
 
 def _solved(
     route: Route,
-    stored: Sequence[StoredBank],
+    kind: str,
+    moments: SharedMoments,
     closed_form: Sequence[str],
     validation: Moments | None,
-    device: Device,
 ) -> tuple[list[Method], dict[str, str]]:
-    """Return closed forms, solved on a device, and why others could not be fitted; see `route_methods`."""
-    kind, moments = first_moments(stored)
-    if device is None:
-        device = moments.n.device
-    moments = SharedMoments.of(moments.to(device))
+    """Return closed forms, solved from moments of a kind of rows from X to Y, and why others could not be fitted."""
+    device = moments.n.device
     if validation is not None:
         validation = validation.to(device)
     if route.key == BACKWARD:
@@ -207,7 +208,7 @@ def _solved(
             refusals[name] = str(error)
             continue
         about = describe_map(aligner)
-        about |= {"fitted_on": str(kind), "checkpoint": None}
+        about |= {"fitted_on": kind, "checkpoint": None}
         methods.append(Method.of(name, "method", aligner, about))
     return methods, refusals
 

@@ -95,21 +95,28 @@ def stored(routes: list[Route], n: int = 300) -> StoredBank:
 def test_closed_forms_before_an_injection_share_too() -> None:
     routes = two_routes()
     bank = stored(routes)
-    for route in routes:
-        with patch.object(shared_solutions, "canonical", side_effect=shared_solutions.canonical) as solved:
-            found, refusals = route_methods(route, [bank], list(CLOSED_FORMS))
-        assert refusals == {}
-        assert [method.name for method in found] == list(CLOSED_FORMS)
-        assert solved.call_count == 2  # of CCA and PWCCA, and of SVCCA
-        own = bank.moments if route.key == FORWARD else bank.moments.swap()  # type: ignore[union-attr]
-        for method in found:
-            alone = CLOSED_FORMS[method.name](*route.sizes)
-            fit_map(method.name, alone, own)
-            for key, value in alone.state_dict().items():
-                there = method.aligner.state_dict()[key]  # type: ignore[union-attr]
-                torch.testing.assert_close(
-                    there, value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=f"{method.name} {key}"
-                )
+    shared = SharedMoments.of(bank.moments)  # type: ignore[arg-type]
+    for given, solves in ((None, 2), (shared, 1)):  # of CCA and PWCCA, and of SVCCA; of both routes together
+        count = 0
+        for route in routes:
+            with patch.object(shared_solutions, "canonical", side_effect=shared_solutions.canonical) as solved:
+                found, refusals = route_methods(route, [bank], list(CLOSED_FORMS), None, given)
+            count += solved.call_count
+            assert refusals == {}
+            check(found, route, bank)
+        assert count == 2 * solves
+
+
+def check(found: list[methods.Method], route: Route, bank: StoredBank) -> None:
+    """Each is the closed form alone."""
+    assert [method.name for method in found] == list(CLOSED_FORMS)
+    own = bank.moments if route.key == FORWARD else bank.moments.swap()  # type: ignore[union-attr]
+    for method in found:
+        alone = CLOSED_FORMS[method.name](*route.sizes)
+        fit_map(method.name, alone, own)
+        for key, value in alone.state_dict().items():
+            there = method.aligner.state_dict()[key]  # type: ignore[union-attr]
+            torch.testing.assert_close(there, value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=f"{method.name} {key}")
 
 
 def test_closed_forms_before_an_injection_are_solved_on_the_device() -> None:
@@ -123,8 +130,9 @@ def test_closed_forms_before_an_injection_are_solved_on_the_device() -> None:
         met.extend(part.device.type for part in aligner.state_dict().values())
 
     validation = bank.moments
+    there = SharedMoments.of(bank.moments.to("meta"))  # type: ignore[union-attr]
     with patch.object(methods, "fit_map", noted):
-        route_methods(route, [bank], ["procrustes"], validation, "meta")
+        route_methods(route, [bank], ["procrustes"], validation, there)
     assert len(met) == 2 * 6 + 4
     assert set(met) == {"meta"}
 
