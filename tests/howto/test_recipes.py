@@ -62,7 +62,7 @@ def smaller(words: list[str]) -> list[str]:
     script, name = words[:2]
     if script == "study.py":
         return words
-    if name in ("share", "show"):
+    if name in ("share", "show", "migrate"):
         return words
     words = [with_tiny_models(word) for word in words]
     added = flat("data.text", {"max_held_out": 20} if "--checkpoints+" in words else TEXT)
@@ -155,9 +155,9 @@ def here(name: str, workers: int, gpus: list[str], folder: Path, options: dict[s
     return Inline()
 
 
-def test_there_are_twelve_recipes_and_an_index_of_them() -> None:
+def test_there_are_thirteen_recipes_and_an_index_of_them() -> None:
     index = (HOWTO / "index.md").read_text(encoding="utf-8")
-    assert len(RECIPES) == 12
+    assert len(RECIPES) == 13
     assert all(f"({recipe}.md)" in index for recipe in RECIPES)
     assert all(any(block.language == "bash" for block in blocks(recipe)) for recipe in RECIPES)
 

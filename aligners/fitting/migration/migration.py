@@ -124,8 +124,11 @@ class Migration:
         Raises:
             ValueError: there are too few texts, or the vectors do not fit them.
         """
+        known = list(self.texts.domains or [])
+        if self.judged is not None:
+            known += self.judged.queries.domains or []
         if self.held_out:
-            check_known(self.texts.domains or [], held_out_domains=self.held_out)
+            check_known(dict.fromkeys(known), held_out_domains=self.held_out)
         every = self._pairs_of("texts", self.texts, "document", keep)
         self.cautions += cautions_of(every.x, every.y)
         fit, validation, asked = self._divided(every, keep)

@@ -123,6 +123,8 @@ def test_the_first_sentence_advises_against_a_map_that_finds_too_little() -> Non
     assert "Nothing is judged" in " ".join(alone.sentences)
     assert "is not known: the new vectors were given" in " ".join(alone.sentences)
     assert len(report.figures["migration"]().axes) == 6
+    rounded = [row | {"recall10": row["recall10"] + 1e-16, "recall10_high": row["recall10"]} for row in made["rows"]]
+    assert make_report("migration", made["meta"], rounded).figures["migration"]() is not None
 
 
 def test_the_best_route_leads_whichever_it_is() -> None:

@@ -234,8 +234,8 @@ def _panel(axis: Axes, rows: Sequence[Row], route: str) -> None:
         across = [row["pairs"] for row in line]
         bars: list[list[Any]] = [[], []]
         for row in line:
-            bars[0].append(row["recall10"] - row["recall10_low"])
-            bars[1].append(row["recall10_high"] - row["recall10"])
+            bars[0].append(max(row["recall10"] - row["recall10_low"], 0))
+            bars[1].append(max(row["recall10_high"] - row["recall10"], 0))
         up = [row["recall10"] for row in line]
         axis.errorbar(across, up, yerr=bars, elinewidth=0.8, label=name, **look)
     axis.set_xscale("log")

@@ -103,7 +103,7 @@ def test_held_out_domains_are_not_fitted_on(tmp_path: Path) -> None:
     assert value(made, "procrustes", "queries", "sentences") < 0.3
     held = {row["domain"]: row["held_out"] for row in made.rows}
     assert held == {"all": False, "reviews": False, "sentences": True}
-    with pytest.raises(UserError, match="`held_out_domains`"):
+    with pytest.raises(UserError, match="`held_out_domains` out of reviews, sentences, but got news"):
         study(*places, texts(domains=True), held_out=["news"])
 
 
