@@ -1,0 +1,142 @@
+"""What becomes of an index when its embedding model is replaced, and a map stands between: the study of `migrate`.
+
+Texts are beginnings of IMDB reviews and halves of Rotten Tomatoes sentences. A query is the longest words of a
+document, which alone is relevant to it: a known-item search, made and not asked by people. Maps are fitted on other
+reviews; sentences are a domain that no map is fitted on. A model is a folder or a name; its vectors are kept in FOLDER
+and read again.
+
+`python -m benchmarks.migrating FOLDER OLD NEW [OLD NEW ...]`
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # runs from a bare checkout
+
+from aligners.datamodules.text.loading import TextSource, load_texts
+from aligners.fitting.migration.migration import Migration
+from aligners.fitting.migration.text_rows import read_judged, read_texts
+from aligners.fitting.migration.vector_maps import DEFAULT
+from aligners.fitting.migration.vector_sources import VectorSource
+from benchmarks.harness import Figures, parser
+
+WORDS = 40  # of a document
+ASKED = 5  # words of a query, out of the first `SEEN` of its document
+SEEN = 25
+SIZES = {"reviews": (1200, 600), "sentences": (600, 300)}  # documents, queries
+SOURCES = {"reviews": "imdb", "sentences": "rotten_tomatoes"}
+E5 = {"query": "query: ", "document": "passage: "}
+MARKS = ".,!?()\"'"
+
+
+def document_of(text: str, domain: str) -> str:
+    """The beginning of a review without its second long sentence, or the second half of a sentence."""
+    words = re.sub(r"<[^>]*>", " ", text).split()
+    if domain == "sentences":
+        if len(words) < 2 * (ASKED + 1):
+            return ""
+        return " ".join(words[len(words) // 2 :])
+    sentences = re.split(r"(?<=[.!?])\s+", " ".join(words))
+    long_ones = [place for place, one in enumerate(sentences) if len(one.split()) > 5]
+    if len(long_ones) < 3:
+        return ""
+    del sentences[long_ones[1]]
+    return " ".join(" ".join(sentences).split()[:WORDS])
+
+
+def query_of(document: str) -> str:
+    """The longest words of a document, in their order."""
+    words = [word.strip(MARKS) for word in document.split()[:SEEN]]
+    order = sorted(range(len(words)), key=lambda place: -len(words[place]))
+    return " ".join(words[place] for place in sorted(order[:ASKED]))
+
+
+def write_texts(folder: Path, fitting: int) -> None:
+    """Write texts.jsonl to fit on, and corpus.jsonl, queries.jsonl and qrels.tsv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, list[dict[str, str]]] = {"corpus": [], "queries": [], "texts": []}
+    judged = ["query\tdocument\tscore"]
+    for domain, (documents, asked) in SIZES.items():
+        split = load_texts(TextSource(SOURCES[domain], seed=0)).fit
+        found = [document_of(text, domain) for text in split["text"][:]]
+        found = [document for document in found if len(document.split()) > ASKED]
+        for number, document in enumerate(found[: documents + fitting]):
+            name = f"{domain}-{number}"
+            row = {"_id": name, "text": document, "domain": domain}
+            if number < documents:
+                rows["corpus"].append(row)
+            elif domain == "reviews":
+                rows["texts"].append(row)
+            if number < asked:
+                query = {"_id": f"q-{name}", "text": query_of(document)}
+                rows["queries"].append(query | {"domain": domain})
+                judged.append(f"q-{name}\t{name}\t1")
+    for file, lines in rows.items():
+        text = "\n".join(map(json.dumps, lines))
+        (folder / f"{file}.jsonl").write_text(text)
+    (folder / "qrels.tsv").write_text("\n".join(judged))
+
+
+def source(name: str, kept: Path, tokens: int) -> VectorSource:
+    """The vectors of a model, if they are kept, or the model."""
+    place = kept / Path(name).name
+    if (place / "queries.npy").is_file():
+        return VectorSource(str(place))
+    prompts = E5 if "e5" in Path(name).name else None
+    return VectorSource(name, prompts=prompts, max_tokens=tokens)
+
+
+def measure(figures: Figures, folder: Path, old: str, new: str, tokens: int) -> None:
+    """Run the study of a pair, and record what it found."""
+    sides = [source(name, folder / "vectors", tokens) for name in (old, new)]
+    study = Migration(
+        sides[0],
+        sides[1],
+        read_texts(folder / "texts.jsonl"),
+        read_judged(folder),
+        maps=DEFAULT,
+        pairs=[500, 1000, 2000],
+        held_out=["sentences"],
+    )
+    pair = f"{Path(old).name} to {Path(new).name}"
+    new_vectors = folder / "vectors" / pair.replace(" ", "-")
+    study.run(new_vectors)
+    for side, name in (("old", old), ("new", new)):
+        made, place = new_vectors / side, folder / "vectors" / Path(name).name
+        if made.is_dir() and not place.exists():
+            made.rename(place)
+    for row in study.rows:
+        if row["route"] is None and row["domain"] == "all":
+            figures.add(f"{pair}: {row['map']}, recall@10", row["recall10"])
+        if row["chosen"]:
+            what = f"{row['route']}, {row['pairs']} pairs, {row['domain']}"
+            share = row["relative_recall10"]
+            figures.add(f"{pair}: {what}, {row['map']}, relative", share)
+    for row in study.report_tables["forecasts"]:
+        what = f"{row['route']}, {row['pairs']} pairs, predicted"
+        figures.add(f"{pair}: {what}", row["predicted_recall10"])
+
+
+def main() -> None:
+    """Write the texts, and measure every pair."""
+    arguments = parser(__doc__)
+    arguments.add_argument("folder", type=Path, help="for texts and vectors")
+    arguments.add_argument("models", nargs="+", help="OLD NEW, for each pair")
+    arguments.add_argument("--texts", type=int, default=2500, help="to fit maps on")
+    arguments.add_argument("--tokens", type=int, default=32, help="of a text")
+    given = arguments.parse_args()
+    figures = Figures(given.device)
+    if not (given.folder / "qrels.tsv").is_file():
+        write_texts(given.folder, given.texts)
+    pairs = zip(given.models[::2], given.models[1::2], strict=True)
+    for old, new in pairs:
+        measure(figures, given.folder, old, new, given.tokens)
+    figures.write(given.json)
+
+
+if __name__ == "__main__":
+    main()
