@@ -78,7 +78,8 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
         """Fit the map on rows that are not of the same texts, by the structure of each side (Dar 2025, mini-vec2vec).
 
         `aligners.maps.unpaired.matching` says how, and when that works: measure the result on a few known pairs. With
-        `scale`, the factor is the ratio of the two sides' deviations.
+        `scale`, the factor is that of least error on the known pairs, and without them the ratio of the two sides'
+        deviations, which a few far rows decide.
 
         Args:
             x: (N, d_x).
@@ -104,7 +105,7 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
         rotation = found.rotation[None]
         back = rotation.mT
         if self.scale:
-            factor = (b.var(0).sum() / a.var(0).sum()).sqrt()
+            factor = _unpaired_scale(a, b, found.rotation, known)
             rotation, back = rotation * factor, back / factor
         made = self._made(1, a.shape[1], b.shape[1]).to(of_x)
         bank = cast(banks.Procrustes, made)
@@ -113,6 +114,19 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
         self._keep(bank, means, None, x, column_names(x))
         self.nearest_cosine_ = float(found.nearest)
         return self
+
+
+def _unpaired_scale(
+    a: Tensor, b: Tensor, rotation: Tensor, pairs: Tensor | None
+) -> Tensor:
+    """The factor of least error on known pairs; without any that ask for one above 0, the ratio of the deviations."""
+    ratio = (b.var(0).sum() / a.var(0).sum()).sqrt()
+    if pairs is None or not len(pairs):
+        return ratio
+    turned = (a[pairs[:, 0]] - a.mean(0)) @ rotation
+    wanted = b[pairs[:, 1]] - b.mean(0)
+    factor = (turned * wanted).sum() / turned.square().sum()
+    return torch.where(factor > 0, factor, ratio)
 
 
 def _means_only(a: Tensor, b: Tensor) -> Moments:

@@ -78,6 +78,17 @@ def test_known_pairs_help_where_structure_alone_does_not(turn: Tensor) -> None:
     assert with_pairs < 0.1 < 0.5 < alone
 
 
+def test_known_pairs_decide_the_scale_and_far_rows_do_not(turn: Tensor) -> None:
+    x, y, _ = clustered(turn)
+    y[:40] = x[:40] @ turn
+    y[-1] = 1e4
+    pairs = np.stack([np.arange(40)] * 2, 1)
+    quick = Matching(repeats=1, runs=1, steps=5, neighbours=20)
+    found = Procrustes(scale=True).fit_unpaired(x, y - y.mean(0), pairs, quick)
+    a, b = (x[:40] - x.mean(0)) @ found.bank.weight[0], (y - y.mean(0))[:40]
+    assert float((a * b).sum() / a.square().sum()) == pytest.approx(1)  # no other factor is better on the pairs
+
+
 def test_what_cannot_be_matched_is_refused(turn: Tensor) -> None:
     x, y, _ = clustered(turn)
     with pytest.raises(ValueError, match="at least 50 rows in `y`"):
