@@ -84,9 +84,9 @@ def unpaired_rotation(
     Known pairs are anchors as well, and with as many as `clusters` the only ones. In every Procrustes map they count as
     much as all other partners together.
 
-    It works where the two sides' clusters have the same shape, as with embeddings of many topics by good models; where
-    they do not, the matching is wrong from the first step on, and no refinement mends it. `nearest` tells little of
-    that. A few dozen known pairs do more than any option: `benchmarks/results` has the curves.
+    It works where the two sides' clusters have the same shape. Where they do not, the matching is wrong from the first
+    step on, no refinement mends it, and `nearest` does not tell. It fails on the embedded models, where the Procrustes
+    map of the known pairs alone is better at any number of pairs: `benchmarks/results` has the curve.
 
     Args:
         x: (N, d_x).
