@@ -86,7 +86,8 @@ def unpaired_rotation(
 
     It works where the two sides' clusters have the same shape. Where they do not, the matching is wrong from the first
     step on, no refinement mends it, and `nearest` does not tell. It fails on the embedded models, where the Procrustes
-    map of the known pairs alone is better at any number of pairs: `benchmarks/results` has the curve.
+    map of the known pairs alone is better at any number of pairs; from MiniLM to E5 it needs pairs, and makes more of
+    20 than that map does: `benchmarks/results` has the curves.
 
     Args:
         x: (N, d_x).
