@@ -25,8 +25,8 @@ from aligners.models.loading.model_files import read_config
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
-from aligners.models.recorded.names import all_recorded
 from aligners.models.recorded.recorded_states import RecordedRun
+from aligners.models.recorded.source_names import all_recorded
 
 PACKED_ALIKE = (
     "`packed` cuts texts into sequences of equally many tokens, which must hold the same text for all models",

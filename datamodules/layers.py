@@ -35,7 +35,7 @@ from aligners.errors import UserError, check_known
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel, Inputs
-from aligners.models.recorded.names import all_recorded
+from aligners.models.recorded.source_names import all_recorded
 
 
 @dataclass

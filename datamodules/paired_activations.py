@@ -37,7 +37,7 @@ from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from aligners.models.recorded.names import all_recorded
+from aligners.models.recorded.source_names import all_recorded
 
 if TYPE_CHECKING:
     from datasets import Dataset

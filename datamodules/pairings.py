@@ -14,7 +14,7 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from aligners.models.model_identity import same_model
-from aligners.models.recorded.names import all_recorded
+from aligners.models.recorded.source_names import all_recorded
 
 Sites = str | list[str | int]
 FEWEST = (

@@ -14,7 +14,7 @@ from aligners.errors import UserError
 from aligners.maps.by_rows.relative import Decode
 from aligners.maps.inn import Mixing
 from aligners.maps.starting_maps import Start
-from aligners.maps.unpaired.matching import Matching
+from aligners.maps.unpaired.rotation import Matching
 from aligners.similarity.algebra.moments import Moments, moments_of
 
 __all__ = [
@@ -77,7 +77,7 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
     ) -> Self:
         """Fit the map on rows that are not of the same texts, by the structure of each side (Dar 2025, mini-vec2vec).
 
-        `aligners.maps.unpaired.matching` says how, and when that works: measure the result on a few known pairs. With
+        `aligners.maps.unpaired.rotation` says how, and when that works: measure the result on a few known pairs. With
         `scale`, the factor is that of least error on the known pairs, and without them the ratio of the two sides'
         deviations, which a few far rows decide.
 
@@ -90,7 +90,7 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
         Raises:
             ValueError: the rows are of several sites, not finite or too few; or `pairs` is out of range.
         """
-        from aligners.maps.unpaired.matching import unpaired_rotation
+        from aligners.maps.unpaired.rotation import unpaired_rotation
 
         of_x, of_y = rows(x, "x"), rows(y, "y")
         if len(of_x) > 1 or len(of_y) > 1:

@@ -36,7 +36,7 @@ from aligners.cli.run_loggers import run_loggers, tell_wandb
 from aligners.datamodules.run_identity import NOT_OF_FILES
 from aligners.errors import UserError, check_range
 from aligners.files.atomic import confined, let_write
-from aligners.models.recorded.names import check_command
+from aligners.models.recorded.source_names import check_command
 from aligners.progress import tell
 from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished

@@ -84,16 +84,18 @@ class KernelRidge(ByRows):
         self, moments: Moments, kept: PairedRows, validation: PairedRows | None
     ) -> None:
         mean = moments.mean_x[:, None]
-        landmarks = kept.x[:, : self.landmarks] - mean
+        first = kept.x[:, : self.landmarks]
+        landmarks = first - mean
         variance = self.width**2 * _median_square(landmarks)
         among = _kernel(landmarks, landmarks, variance)
         values, vectors = torch.linalg.eigh(among)
-        kept_values = values > SMALLEST * values[:, -1:]
-        factors = torch.where(kept_values, values, torch.inf).rsqrt()
+        known = values > SMALLEST * values[:, -1:]
+        factors = torch.where(known, values, torch.inf).rsqrt()
         whitened = vectors * factors[:, None]
 
         def features(x: Tensor) -> Tensor:
-            return _kernel(x - mean, landmarks, variance) @ whitened
+            kernel = _kernel(x - mean, landmarks, variance)
+            return kernel @ whitened
 
         found = regression(features, kept, validation)
         self.landmarks = landmarks.shape[1]
@@ -149,8 +151,12 @@ def regression(
     """
     if validation is None:
         raise ValueError("Expected `validation` rows to choose on, but got none.")
-    parts = zip(rows.x.split(AT_ONCE, 1), rows.y.split(AT_ONCE, 1), strict=True)
-    batches = [moments_of(features(x), y) for x, y in parts]
+    of_x = rows.x.split(AT_ONCE, 1)
+    of_y = rows.y.split(AT_ONCE, 1)
+    batches = []
+    for x, y in zip(of_x, of_y, strict=True):
+        of_batch = features(x)
+        batches.append(moments_of(of_batch, y))
     moments = reduce(merge_moments, batches)
 
     held_out = features(validation.x.double())
@@ -159,7 +165,8 @@ def regression(
     for strength, weight in zip(STRENGTHS, weights, strict=True):
         shift = moments.mean_x[:, None] @ weight
         offset = moments.mean_y[:, None] - shift
-        residual = torch.baddbmm(offset, held_out, weight) - validation.y
+        mapped = torch.baddbmm(offset, held_out, weight)
+        residual = mapped - validation.y
         error = residual.square().sum((1, 2))
         ridge = torch.full_like(error, strength)
         found = Regression(weight, offset, ridge, error)
@@ -169,10 +176,13 @@ def regression(
 
 def _kernel(a: Tensor, b: Tensor, variance: Tensor) -> Tensor:
     """exp(−‖a − b‖² / 2σ²), (S, N, d) and (S, m, d) -> (S, N, m)."""
-    squares_a = a.square().sum(-1)[:, :, None]
-    squares_b = b.square().sum(-1)[:, None]
-    distances = torch.baddbmm(squares_a + squares_b, a, b.mT, alpha=-2)
-    return torch.exp(distances.clamp(min=0) / (-2 * variance))
+    squares_a = a.square().sum(-1)
+    squares_b = b.square().sum(-1)
+    both = squares_a[:, :, None] + squares_b[:, None]
+    distances = torch.baddbmm(both, a, b.mT, alpha=-2)
+    distances = distances.clamp(min=0)
+    exponent = distances / (-2 * variance)
+    return exponent.exp()
 
 
 def _median_square(rows: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class NearestNeighbours(ByRows):
         mean = moments.mean_x[:, None]
         self.mean_x.copy_(mean)
         self.rows = kept.x.shape[1]
-        self._keep("kept_x", normalize(kept.x - mean, dim=-1))
+        directions = normalize(kept.x - mean, dim=-1)
+        self._keep("kept_x", directions)
         self._keep("kept_y", kept.y)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,14 +66,16 @@ class NearestNeighbours(ByRows):
         return self._in_parts(self._mapped, x, self.rows + self.k * self.d_y)
 
     def _mapped(self, x: Tensor) -> Tensor:
-        cosines = normalize(x - self.mean_x, dim=-1) @ self.kept_x.mT
+        directions = normalize(x - self.mean_x, dim=-1)
+        cosines = directions @ self.kept_x.mT
         near, places = cosines.topk(self.k, dim=-1)
         weights = torch.ones_like(near)
         if self.weighted:
             above = near.clamp(min=0)
-            some = above.sum(-1, keepdim=True) > 0
-            weights = torch.where(some, above, weights)
-        weights = weights / weights.sum(-1, keepdim=True)
+            total = above.sum(-1, keepdim=True)
+            weights = torch.where(total > 0, above, weights)
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / total
         images = []
         for rows, chosen, shares in zip(self.kept_y, places, weights, strict=True):
             image = shares[:, None] @ rows[chosen]

@@ -10,6 +10,7 @@ from aligners.errors import check_known, check_range
 from aligners.maps.by_rows.kept_rows import ByRows, PairedRows
 from aligners.maps.by_rows.kernel_ridge import regression
 from aligners.maps.solvers import NULL
+from aligners.similarity.algebra.decompositions import thin_svd
 from aligners.similarity.algebra.moments import Moments, squares
 
 Decode = Literal["inverse", "least_squares"]
@@ -88,29 +89,53 @@ class Relative(ByRows):
     def _fit(
         self, moments: Moments, kept: PairedRows, validation: PairedRows | None
     ) -> None:
-        mean_x, mean_y = moments.mean_x[:, None], moments.mean_y[:, None]
-        anchors = normalize(kept.x[:, : self.anchors] - mean_x, dim=-1)
+        mean_x = moments.mean_x[:, None]
+        anchors = self._directions(kept.x, mean_x)
         if self.decode == "inverse":
-            of_y = normalize(kept.y[:, : self.anchors] - mean_y, dim=-1)
-            back = torch.linalg.pinv(of_y.mT, rtol=self.tolerance)
-            ratio = squares(moments.yy).sum(-1) / squares(moments.xx).sum(-1)
-            decoder = back * ratio.sqrt()[:, None, None]
-            offset = mean_y
+            decoder, offset = self._inverse(moments, kept.y)
         else:
-            # r has no more directions than X: the others would be rounding
-            left, sizes, _ = torch.linalg.svd(anchors, full_matrices=False)
-            basis = left * (sizes > NULL * sizes[:, :1])[:, None]
-
-            def relative(x: Tensor) -> Tensor:
-                return normalize(x - mean_x, dim=-1) @ anchors.mT @ basis
-
-            found = regression(relative, kept, validation)
-            decoder, offset = basis @ found.weight, found.offset
+            decoder, offset = self._regressed(anchors, mean_x, kept, validation)
         self.anchors = anchors.shape[1]
         self.mean_x.copy_(mean_x)
         self.offset.copy_(offset)
         self._keep("anchors_x", anchors)
         self._keep("decoder", decoder)
+
+    def _directions(self, rows: Tensor, mean: Tensor) -> Tensor:
+        """Directions of the anchors, (S, m, d), out of the rows that are kept."""
+        anchors = rows[:, : self.anchors]
+        return normalize(anchors - mean, dim=-1)
+
+    def _inverse(self, moments: Moments, kept_y: Tensor) -> tuple[Tensor, Tensor]:
+        """Decoder and offset of "inverse"."""
+        mean_y = moments.mean_y[:, None]
+        anchors = self._directions(kept_y, mean_y)
+        back = torch.linalg.pinv(anchors.mT, rtol=self.tolerance)
+        of_x = squares(moments.xx).sum(-1)
+        of_y = squares(moments.yy).sum(-1)
+        ratio = (of_y / of_x).sqrt()
+        return back * ratio[:, None, None], mean_y
+
+    def _regressed(
+        self,
+        anchors: Tensor,
+        mean_x: Tensor,
+        kept: PairedRows,
+        validation: PairedRows | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Decoder and offset of "least_squares"."""
+        # r has no more directions than X: the others would be rounding
+        left, sizes, _ = thin_svd(anchors)
+        known = sizes > NULL * sizes[:, :1]
+        basis = left * known[:, None]
+        reduced = anchors.mT @ basis
+
+        def relative(x: Tensor) -> Tensor:
+            directions = normalize(x - mean_x, dim=-1)
+            return directions @ reduced
+
+        found = regression(relative, kept, validation)
+        return basis @ found.weight, found.offset
 
     def findings(self) -> dict[str, Any]:
         """Return the number of anchors."""

@@ -74,14 +74,17 @@ class ReducedRank(Affine):
         values = values.clamp(min=0).flip(-1)
         directions = directions.flip(-1)
 
-        shares = values.cumsum(-1) / values.sum(-1, keepdim=True)
+        total = values.sum(-1, keepdim=True)
+        shares = values.cumsum(-1) / total
         ranks = self._ranks(shares)
         numbers = torch.arange(self.d_y, device=values.device)
-        kept = directions * (numbers < ranks)[:, None]
+        within = numbers < ranks
+        kept = directions * within[:, None]
         last = shares.gather(-1, ranks - 1)
         self.rank_of_site.copy_(ranks[:, 0])
         self.kept_share.copy_(last[:, 0])
-        self.set_map(moments, weight @ kept @ kept.mT)
+        reduced = weight @ kept
+        self.set_map(moments, reduced @ kept.mT)
 
     def _ranks(self, shares: Tensor) -> Tensor:
         """Return the rank of each site, (S, 1), given the share that each rank keeps, (S, d_y)."""

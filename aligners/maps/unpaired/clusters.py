@@ -1,5 +1,6 @@
 """Clusters of rows by k-means, and clusters of two sides matched by how each lies to the others of its side."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +25,16 @@ def k_means(
     nearest = None
     for _ in range(ROUNDS):
         before = nearest
-        nearest = torch.cdist(rows, centres).argmin(1)
+        distances = torch.cdist(rows, centres)
+        nearest = distances.argmin(1)
         if before is not None and torch.equal(nearest, before):
             break
-        sums = torch.zeros_like(centres).index_add_(0, nearest, rows)
-        counts = nearest.bincount(minlength=len(centres))[:, None]
-        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+        sums = torch.zeros_like(centres)
+        sums.index_add_(0, nearest, rows)
+        counts = nearest.bincount(minlength=len(centres))
+        counts = counts[:, None]
+        means = sums / counts.clamp(min=1)
+        centres = torch.where(counts > 0, means, centres)
     return centres
 
 
@@ -37,15 +42,22 @@ def _spread_out(rows: Tensor, clusters: int, draw: torch.Generator) -> Tensor:
     """Draw rows as first centres, each by its squared distance from those before."""
     first = int(torch.randint(len(rows), (1,), generator=draw))
     chosen = [first]
-    distances = (rows - rows[first]).square().sum(1)
+    distances = _squared_distances(rows, first)
     for _ in range(clusters - 1):
         # rows that are all chosen already have no distance left
         weights = distances + 1e-30
-        place = int(torch.multinomial(weights, 1, generator=draw))
+        drawn = torch.multinomial(weights, 1, generator=draw)
+        place = int(drawn)
         chosen.append(place)
-        of_place = (rows - rows[place]).square().sum(1)
+        of_place = _squared_distances(rows, place)
         distances = torch.minimum(distances, of_place)
     return rows[chosen]
+
+
+def _squared_distances(rows: Tensor, place: int) -> Tensor:
+    """Squared distances of rows (N, d) from one of them, (N,)."""
+    differences = rows - rows[place]
+    return differences.square().sum(1)
 
 
 def matched_order(a: Tensor, b: Tensor, runs: int, seed: int) -> tuple[Tensor, float]:
@@ -63,21 +75,28 @@ def matched_order(a: Tensor, b: Tensor, runs: int, seed: int) -> tuple[Tensor, f
     Returns:
         (c,) for each centre of A the number of its partner, and the CKA of the centres in that order.
     """
-    import numpy as np
     from scipy.optimize import quadratic_assignment
 
-    kernels = []
-    for centres in (a, b):
-        centred = centres - centres.mean(0)
-        kernel = centred @ centred.T
-        kernels.append((kernel / kernel.norm()).cpu().numpy())
+    kernels = _kernel(a), _kernel(b)
     draw = np.random.default_rng(seed)
     options = {"maximize": True, "rng": draw, "P0": "randomized"}
     tried = []
     for _ in range(runs):
-        tried.append(quadratic_assignment(*kernels, method="faq", options=options))
+        found = quadratic_assignment(*kernels, method="faq", options=options)
+        tried.append(found)
     best = max(tried, key=lambda found: found.fun)
-    guess = np.stack([np.arange(len(a)), best.col_ind], 1)
+
+    numbers = np.arange(len(a))
+    guess = np.stack([numbers, best.col_ind], 1)
     options = {"maximize": True, "rng": draw, "partial_guess": guess}
     found = quadratic_assignment(*kernels, method="2opt", options=options)
-    return torch.from_numpy(np.array(found.col_ind)), float(found.fun)
+    order = np.array(found.col_ind)
+    return torch.from_numpy(order), float(found.fun)
+
+
+def _kernel(centres: Tensor) -> np.ndarray:
+    """Inner products of centred centres (c, d), of norm 1 together: (c, c)."""
+    centred = centres - centres.mean(0)
+    products = centred @ centred.T
+    alike = products / products.norm()
+    return alike.cpu().numpy()

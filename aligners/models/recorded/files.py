@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.models.recorded.names import StatesSource
 from aligners.models.recorded.row_arrays import RowArray, as_tensor, numpy_type
+from aligners.models.recorded.source_names import StatesSource
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 SAVED = (".pt", ".pth")
@@ -116,7 +116,7 @@ def _open_folder(source: StatesSource) -> Opened:
     names = [folder, *sorted(part for part in folder.iterdir() if part.is_dir())]
     shards = [part for part in names if (part / "shard_0.meta").is_file()]
     if shards:
-        from aligners.models.recorded.shards import open_shards
+        from aligners.models.recorded.activation_shards import open_shards
 
         return open_shards(source, shards)
     if any(folder.glob("*.parquet")):

@@ -15,8 +15,8 @@ from aligners.models.architectures import Component, Task
 from aligners.models.model import FrozenModel, Inputs
 from aligners.models.recorded.files import Opened, column_of, open_states
 from aligners.models.recorded.joining import Joined, Side, join
-from aligners.models.recorded.names import StatesSource, states_source
 from aligners.models.recorded.row_arrays import Seen
+from aligners.models.recorded.source_names import StatesSource, states_source
 
 SHOWN = 5  # rows that a message names
 ABSENT = ("model", "config", "blocks", "architecture", "_caller", "_head", "_passed")

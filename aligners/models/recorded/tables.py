@@ -14,8 +14,8 @@ import numpy as np
 
 from aligners.errors import UserError
 from aligners.models.recorded.files import Opened, choose_sites, natural
-from aligners.models.recorded.names import StatesSource
 from aligners.models.recorded.row_arrays import RowArray, as_tensor
+from aligners.models.recorded.source_names import StatesSource
 
 TOKENS = "token_ids"  # the column of SAELens
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aligners.errors import UserError
-from aligners.models.recorded.names import is_recorded
+from aligners.models.recorded.source_names import is_recorded
 from aligners.reports.names import short_names
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from aligners.errors import UserError
 from aligners.models.recorded import row_arrays
 from aligners.models.recorded.files import Opened, column_of, open_states
-from aligners.models.recorded.names import StatesSource, all_recorded, check_command, states_source
 from aligners.models.recorded.row_arrays import RowArray, Seen
+from aligners.models.recorded.source_names import StatesSource, all_recorded, check_command, states_source
 
 HUGE = 1 << 35  # numbers, 128 GiB: more than there is memory
 

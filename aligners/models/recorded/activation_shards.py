@@ -17,8 +17,8 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.models.recorded.files import Opened, choose_sites, natural
-from aligners.models.recorded.names import StatesSource
 from aligners.models.recorded.row_arrays import RowArray, as_tensor, numpy_type
+from aligners.models.recorded.source_names import StatesSource
 
 TOKENS = "tokens.pt"
 

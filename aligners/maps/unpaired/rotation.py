@@ -100,30 +100,18 @@ def unpaired_rotation(
     """
     how = how or Matching()
     _check(x, y, pairs, how)
-    a, b = _directions(x), _directions(y)
+    a = _directions(x)
+    b = _directions(y)
     draw = torch.Generator().manual_seed(how.seed)
     known = _Known(a, b, pairs)
-    anchors = known.a, known.b
-    if len(known.a) < how.clusters:
-        anchors = _anchors(a, b, how, draw, known)
-
-    relative_a = normalize(a @ normalize(anchors[0], dim=-1).T, dim=-1)
-    relative_b = normalize(b @ normalize(anchors[1], dim=-1).T, dim=-1)
-    partners, _ = _nearest_means(relative_a, relative_b, b, how.neighbours)
+    partners = _partners(a, b, how, draw, known)
     rotation = known.turn(a, partners)
-    for _ in range(how.steps):
-        chosen = torch.randperm(len(a), generator=draw)[: how.sample]
-        rows = a[chosen.to(a.device)]
-        partners, mutual = _nearest_means(rows @ rotation, b, b, how.neighbours)
-        if mutual.any():
-            rows, partners = rows[mutual], partners[mutual]
-        found = known.turn(rows, partners)
-        rotation = rotation + how.step_size * (found - rotation)
-
+    rotation = _by_neighbours(a, b, rotation, how, draw, known)
     rotation = _by_clusters(a, b, rotation, how, draw, known)
     rotation = _orthogonal(rotation)
-    nearest = _largest_cosines(a @ rotation, b).mean()
-    return Unpaired(rotation, nearest)
+    mapped = a @ rotation
+    cosines = _largest_cosines(mapped, b)
+    return Unpaired(rotation, cosines.mean())
 
 
 def _check(x: Tensor, y: Tensor, pairs: Tensor | None, how: Matching) -> None:
@@ -151,7 +139,10 @@ def _check(x: Tensor, y: Tensor, pairs: Tensor | None, how: Matching) -> None:
 
 
 def _directions(rows: Tensor) -> Tensor:
-    return normalize(rows.double() - rows.double().mean(0), dim=-1)
+    """Directions of rows (N, d) from their mean, float64."""
+    double = rows.double()
+    centred = double - double.mean(0)
+    return normalize(centred, dim=-1)
 
 
 class _Known:
@@ -160,7 +151,9 @@ class _Known:
     def __init__(self, a: Tensor, b: Tensor, pairs: Tensor | None) -> None:
         if pairs is None:
             pairs = torch.zeros(0, 2, dtype=torch.long)
-        self.a, self.b = a[pairs[:, 0]], b[pairs[:, 1]]
+        of_a, of_b = pairs.unbind(1)
+        self.a = a[of_a]
+        self.b = b[of_b]
 
     def turn(self, a: Tensor, b: Tensor) -> Tensor:
         """The orthogonal map from rows (n, d_x) to partners (n, d_y)."""
@@ -177,6 +170,45 @@ def _orthogonal(matrix: Tensor) -> Tensor:
     return (u @ vh)[0]
 
 
+def _partners(
+    a: Tensor, b: Tensor, how: Matching, draw: torch.Generator, known: _Known
+) -> Tensor:
+    """A partner for each row of A, (N, d_y): the first step."""
+    anchors = known.a, known.b
+    if len(known.a) < how.clusters:
+        anchors = _anchors(a, b, how, draw, known)
+    relative = []
+    for rows, of_side in zip((a, b), anchors, strict=True):
+        directions = normalize(of_side, dim=-1)
+        cosines = rows @ directions.T
+        relative.append(normalize(cosines, dim=-1))
+    partners, _ = _nearest_means(*relative, b, how.neighbours)
+    return partners
+
+
+def _by_neighbours(
+    a: Tensor,
+    b: Tensor,
+    rotation: Tensor,
+    how: Matching,
+    draw: torch.Generator,
+    known: _Known,
+) -> Tensor:
+    """Steps towards the Procrustes map of rows of X and the means of those of Y that are nearest once mapped."""
+    for _ in range(how.steps):
+        order = torch.randperm(len(a), generator=draw)
+        chosen = order[: how.sample]
+        rows = a[chosen.to(a.device)]
+        mapped = rows @ rotation
+        partners, mutual = _nearest_means(mapped, b, b, how.neighbours)
+        if mutual.any():
+            rows = rows[mutual]
+            partners = partners[mutual]
+        found = known.turn(rows, partners)
+        rotation = rotation.lerp(found, how.step_size)
+    return rotation
+
+
 def _anchors(
     a: Tensor, b: Tensor, how: Matching, draw: torch.Generator, known: _Known
 ) -> tuple[Tensor, Tensor]:
@@ -185,17 +217,22 @@ def _anchors(
     for repeat in range(how.repeats):
         centres = []
         for rows in (a, b):
-            some = torch.randperm(len(rows), generator=draw)[: 10 * how.sample]
-            centres.append(k_means(rows[some], how.clusters, draw))
+            order = torch.randperm(len(rows), generator=draw)
+            some = order[: 10 * how.sample]
+            found_centres = k_means(rows[some], how.clusters, draw)
+            centres.append(found_centres)
         of_a, of_b = centres
         order, alike = matched_order(of_a, of_b, how.runs, how.seed + repeat)
         found.append((alike, of_a, of_b[order]))
     # where two clusterings differ, no order of their centres is right
     found.sort(key=lambda matched: -matched[0])
-    best = found[: math.ceil(how.repeats / KEPT)]
-    of_x = torch.cat([known.a, *[matched[1] for matched in best]])
-    of_y = torch.cat([known.b, *[matched[2] for matched in best]])
-    return of_x, of_y
+    kept = math.ceil(how.repeats / KEPT)
+    of_x = [known.a]
+    of_y = [known.b]
+    for _, of_a, of_b in found[:kept]:
+        of_x.append(of_a)
+        of_y.append(of_b)
+    return torch.cat(of_x), torch.cat(of_y)
 
 
 def _nearest_means(
@@ -214,17 +251,24 @@ def _nearest_means(
     Returns:
         (n, d_y), and (n,) booleans.
     """
-    means, first = [], []
+    means = []
+    first = []
     at_once = max(1, AT_ONCE // len(candidates))
     for part in queries.split(at_once):
-        near = (part @ candidates.T).topk(k, dim=-1).indices
-        means.append(values[near].mean(1))
+        cosines = part @ candidates.T
+        near = cosines.topk(k, dim=-1).indices
+        of_near = values[near]
+        means.append(of_near.mean(1))
         first.append(near[:, 0])
+
     nearest = torch.cat(first)
-    back = candidates[nearest] @ normalize(queries, dim=-1).T
-    own = back.diagonal()[:, None]
-    nearer = (back > own).sum(1)
-    return torch.cat(means), nearer < min(k, max(1, len(queries) // 20))
+    directions = normalize(queries, dim=-1)
+    back = candidates[nearest] @ directions.T
+    own = back.diagonal()
+    nearer = (back > own[:, None]).sum(1)
+    share = len(queries) // 20
+    mutual = nearer < min(k, max(1, share))
+    return torch.cat(means), mutual
 
 
 def _by_clusters(
@@ -236,18 +280,23 @@ def _by_clusters(
     known: _Known,
 ) -> Tensor:
     """One step towards the Procrustes map of clusters of X and of those of Y that start at X's, mapped."""
-    clusters = min(how.fine_clusters, len(a) // 10, len(b) // 10)
+    fewest = min(len(a), len(b))
+    clusters = min(how.fine_clusters, fewest // 10)
     if clusters < 2:
         return rotation
     centres = k_means(a, clusters, draw)
-    of_b = k_means(b, clusters, draw, start=centres @ rotation)
+    mapped = centres @ rotation
+    of_b = k_means(b, clusters, draw, start=mapped)
     found = known.turn(centres, of_b)
-    return rotation + how.step_size * (found - rotation)
+    return rotation.lerp(found, how.step_size)
 
 
 def _largest_cosines(a: Tensor, b: Tensor) -> Tensor:
     """The cosine of each row of A with the nearest row of B, (n,)."""
+    directions = normalize(a, dim=-1)
+    at_once = max(1, AT_ONCE // len(b))
     largest = []
-    for part in normalize(a, dim=-1).split(max(1, AT_ONCE // len(b))):
-        largest.append((part @ b.T).amax(1))
+    for part in directions.split(at_once):
+        cosines = part @ b.T
+        largest.append(cosines.amax(1))
     return torch.cat(largest)
