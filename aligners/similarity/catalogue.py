@@ -35,7 +35,7 @@ from aligners.similarity.functional.regression import (
     r2,
     r2_held_out,
 )
-from aligners.similarity.functional.shape import angular_shape, nbs
+from aligners.similarity.functional.shape import nbs, shape_of
 
 Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
 ATTENTION = ("heads", "head_moments")  # the families that need attention weights
@@ -107,8 +107,8 @@ def _of_states(share: float) -> list[Measure]:
         _regression("r2", r2, r2_held_out),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
-        Measure("nbs", "moments", _on(nbs)),
-        Measure("angular_shape", "moments", _on(angular_shape)),
+        Measure("nbs", "moments", lambda shared: shared.value(nbs)),
+        Measure("angular_shape", "moments", _angular_shape),
         Measure("hard_matching", "moments", _on(hard_matching)),
         Measure("soft_matching", "moments", _on(soft_matching)),
         Measure(
@@ -151,6 +151,11 @@ def _of_attention(share: float) -> list[Measure]:
 def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a measure that shares nothing with others: a formula of the moments."""
     return lambda shared: formula(shared.moments)
+
+
+def _angular_shape(shared: SharedMoments) -> Tensor:
+    """`angular_shape`, from what `nbs` has decomposed."""
+    return shape_of(shared.value(nbs))
 
 
 def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:

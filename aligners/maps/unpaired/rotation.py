@@ -182,7 +182,8 @@ def _partners(
         directions = normalize(of_side, dim=-1)
         cosines = rows @ directions.T
         relative.append(normalize(cosines, dim=-1))
-    partners, _ = _nearest_means(*relative, b, how.neighbours)
+    of_a, of_b = relative
+    partners, _ = _nearest_means(of_a, of_b, b, how.neighbours)
     return partners
 
 

@@ -1,5 +1,6 @@
 """CCA, SVCCA and PWCCA of all layer pairs, on the rows that they are fitted on and on held-out rows."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
@@ -87,6 +88,7 @@ class SharedMoments:
             white = whitenings(moments.xx), whitenings(moments.yy)
         self.white_x, self.white_y = white
         self._known: dict[Key, Correlations] = {}
+        self._values: dict[Callable[[GridMoments], Tensor], Tensor] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
@@ -94,6 +96,12 @@ class SharedMoments:
             return self._origin
         white = self.white_y, self.white_x
         return type(self)(self.moments.swap(), *white, origin=self)
+
+    def value(self, formula: Callable[[GridMoments], Tensor]) -> Tensor:
+        """A formula of the moments, (L_x, L_y), computed at the first call: several measures are made of it."""
+        if formula not in self._values:
+            self._values[formula] = formula(self.moments)
+        return self._values[formula]
 
     def correlations(
         self,

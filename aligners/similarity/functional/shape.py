@@ -53,8 +53,17 @@ def angular_shape(moments: GridMoments) -> Tensor:
     Raises:
         ValueError: as `nbs`.
     """
-    angle = angular_shape_distance(moments)
-    return 1 - angle / (math.pi / 2)
+    return shape_of(nbs(moments))
+
+
+def shape_of(cosine: Tensor) -> Tensor:
+    """`angular_shape` from `nbs`."""
+    return 1 - _angle(cosine) / (math.pi / 2)
+
+
+def _angle(cosine: Tensor) -> Tensor:
+    within = cosine.clamp(max=1)  # rounding may take it above 1
+    return within.arccos()
 
 
 @of_moments
@@ -70,8 +79,7 @@ def angular_shape_distance(moments: GridMoments) -> Tensor:
     Raises:
         ValueError: as `nbs`.
     """
-    cosine = nbs(moments)
-    return cosine.clamp(max=1).arccos()  # rounding may take it above 1
+    return _angle(nbs(moments))
 
 
 @of_moments

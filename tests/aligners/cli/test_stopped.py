@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.interrupting import strike
@@ -35,6 +36,9 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "train fit_attention": (STEP, ["{pair}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
     "train fit_pairs": (STEP, ["{models}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
     "train join": (STEP, ["--universe={universe}", "{fourth}", LONG]),
+    "train migrate": (
+        "aligners.fitting.migration.migration:Migration._found", ["{vectors}", "--pairs=[100]"],
+    ),
     "train probe": (PROBES, ["{x}", "{trees}", "--tasks=[pos]", "--training.least_steps=100000"]),
     "train recover": (STEP, ["--data.model={world.model_x}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
     "train stitch": (STEP, ["{models}", "{text}", "--trainer.max_steps=100000"]),
@@ -83,7 +87,13 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
     gpt = tiny_folder(folder / "gpt", "gpt2", task="causal")
     write_artefact(Direction({"vector": torch.ones(16)}, {"model": str(gpt), "site": 1}), folder / "direction")
     write_artefact(Head.of(torch.ones(16), torch.ones(1), model=world.model_x, site=1, rows="mean"), folder / "head")
+    vectors = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
+    np.save(folder / "vectors.npy", vectors)
+    (folder / "texts.txt").write_text("\n".join(f"text {number}" for number in range(len(vectors))))
     return {
+        "vectors": [
+            f"--old={folder / 'vectors.npy'}", f"--new={folder / 'vectors.npy'}", f"--texts={folder / 'texts.txt'}",
+        ],
         "gpt": [str(gpt)], "direction": [str(folder / "direction")], "artefact": [str(folder / "head")],
         "text": text, "pair": pair, "models": models, "x": ["--data.models", json.dumps([world.model_x])],
         "three": three, "fourth": ["--data.models", json.dumps([fourth])],
@@ -106,7 +116,8 @@ def test_sigterm_ends_it_within_a_step(command: str, given: dict[str, list[str]]
     step, words = STOPPED[command]
     script, name = command.split()
     filled = [w for word in words for w in (given.get(word[1:-1]) or [_filled(word, given)])]
-    given_words = [name, *filled, *QUIET, f"--run={tmp_path / 'run'}"]
+    quiet = [] if command == "train migrate" else QUIET  # it has no Trainer
+    given_words = [name, *filled, *quiet, f"--run={tmp_path / 'run'}"]
     struck = Started(tmp_path, script, *given_words, around=partial(struck_in_third, step))
     status, said = struck.end(), struck.said()
     assert status == 143, f"{status}: {said}"

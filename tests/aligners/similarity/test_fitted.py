@@ -29,6 +29,7 @@ from aligners.similarity.functional.canonical_correlations import (
 )
 from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, pwcca, r2_cca, r2_svcca, svcca
 from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka
+from aligners.similarity.functional.matching import hard_matching, soft_matching
 from aligners.similarity.functional.regression import (
     localization,
     mixedsim,
@@ -37,6 +38,7 @@ from aligners.similarity.functional.regression import (
     r2,
     r2_held_out,
 )
+from aligners.similarity.functional.shape import angular_shape, nbs
 from aligners.similarity.outcome import evaluate
 
 Measure = Callable[..., Tensor]
@@ -210,6 +212,10 @@ FUNCTIONS = {
     "r2": r2,
     "mixedsim": mixedsim,
     "neuronsim": neuronsim,
+    "nbs": nbs,
+    "angular_shape": angular_shape,
+    "hard_matching": hard_matching,
+    "soft_matching": soft_matching,
 }
 
 
@@ -282,14 +288,14 @@ def test_measures_share_what_they_decompose(decomposed: Counter[str]) -> None:
     names = sorted(FUNCTIONS, key=lambda name: catalogue(SHARE)[name].symmetric)  # as a pass computes them
     for name in names:
         evaluate(catalogue(SHARE)[name], first)
-    # 3 + 2 layers, standardised or not, whatever the share; 3 x 2 pairs for CCA, and for SVCCA and PWCCA
-    assert decomposed == {"eigh": 2 * 5, "svdvals": 6, "svd": 2 * 6}
+    # 3 + 2 layers, standardised or not, whatever the share; 3 x 2 pairs for CCA and for shapes, and for SVCCA and PWCCA
+    assert decomposed == {"eigh": 2 * 5, "svdvals": 2 * 6, "svd": 2 * 6}
     for name in names:
         if (measure := catalogue(SHARE)[name]).held_out is not None:
             evaluate(measure._replace(compute=measure.held_out), first, second)
-    assert decomposed == {"eigh": 2 * 5, "svdvals": 6, "svd": 5 * 6}
+    assert decomposed == {"eigh": 2 * 5, "svdvals": 2 * 6, "svd": 5 * 6}
     assert first.white_x.nuclear_norm().shape == (3,)
-    assert decomposed == {"eigh": 2 * 5, "svdvals": 6, "svd": 5 * 6}  # the components' eigenvalues are known
+    assert decomposed == {"eigh": 2 * 5, "svdvals": 2 * 6, "svd": 5 * 6}  # the components' eigenvalues are known
 
 
 def test_each_measure_is_refused_by_its_own_name() -> None:
