@@ -51,6 +51,7 @@ def at_two_threads() -> None:
     assert bank.grad.isfinite().all()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_width_256_on_two_threads() -> None:
     """Batched LU fails or hangs there in the CPU build of torch 2.13.0, with "Parameter 6 was incorrect"."""
     process = PROCESSES.Process(target=at_two_threads)

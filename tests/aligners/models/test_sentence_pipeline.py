@@ -136,11 +136,11 @@ def test_vectors_are_those_of_the_package(tmp_path: Path, name: str) -> None:
     ours = SentencePipeline(str(folder))
     texts = [*TEXTS, "  good   film", "good " * 50]
     assert ours.max_tokens == theirs.max_seq_length
-    np.testing.assert_allclose(ours.encode(texts, batch_size=3), theirs.encode(texts), atol=2e-6)
-    np.testing.assert_allclose(ours.encode(texts, "query"), theirs.encode_query(texts), atol=2e-6)
+    np.testing.assert_allclose(ours.encode(texts, batch_size=3), theirs.encode(texts), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.encode(texts, "query"), theirs.encode_query(texts), atol=1e-5)
     # `encode_document` of version 6 never gets to "passage", as its own default for "document" stands before it
     expected = theirs.encode(texts, prompt_name="passage")
-    np.testing.assert_allclose(ours.encode(texts, "document"), expected, atol=2e-6)
+    np.testing.assert_allclose(ours.encode(texts, "document"), expected, atol=1e-5)
 
 
 def test_a_model_without_modules_is_pooled_by_the_mean_and_says_so(tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_roles_have_the_prompts_of_the_model_or_those_given(tmp_path: Path) -> N
     read = SentencePipeline(str(folder))
     assert (read.prompt("query"), read.prompt("document"), read.prompt(None)) == ("good film ", "the story ", "")
     text = "dull plot"
-    np.testing.assert_allclose(read.encode([text], "query"), read.encode([f"good film {text}"]), atol=1e-6)
+    np.testing.assert_allclose(read.encode([text], "query"), read.encode([f"good film {text}"]), atol=1e-5)
     other = SentencePipeline(str(folder), prompts={"query": "", "document": "warm "})
-    np.testing.assert_allclose(other.encode([text], "query"), read.encode([text]), atol=1e-6)
-    np.testing.assert_allclose(other.encode([text], "document"), read.encode([f"warm {text}"]), atol=1e-6)
+    np.testing.assert_allclose(other.encode([text], "query"), read.encode([text]), atol=1e-5)
+    np.testing.assert_allclose(other.encode([text], "document"), read.encode([f"warm {text}"]), atol=1e-5)
 
 
 def test_narrower_vectors_are_the_first_numbers(tmp_path: Path) -> None:

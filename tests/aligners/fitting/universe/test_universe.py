@@ -417,6 +417,7 @@ def report_of(rank: int, world: World, models: list[str], path: Path) -> tuple[A
     return evaluation.rows, evaluation.report_tables
 
 
+@pytest.mark.slow
 def test_two_ranks_report_what_one_does(world: World, models: list[str], found: Found, tmp_path: Path) -> None:
     work = partial(report_of, world=world, models=models, path=found[2] / "universe.safetensors")
     rows, tables = work(-1)
