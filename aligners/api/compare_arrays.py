@@ -151,7 +151,7 @@ def compare_arrays(
         count = 1 + int(number[-1])
         if count < 2:
             raise UserError(
-                "Expected `groups` with at least 2 groups, which the null puts in another order, but got 1. Leave "
+                "Expected at least 2 groups in `groups`, since the null reorders whole groups, but got 1. Leave "
                 "`groups` out if rows do not depend on each other."
             )
 

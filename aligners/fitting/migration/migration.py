@@ -219,9 +219,8 @@ class Migration:
             return nearest(queries, index, similarity=self.similarity)
         found = nearest(queries, index, TOP + 1, similarity=self.similarity)
         itself = found == asked.own[:, None]
-        itself[:, -1] |= ~itself.any(
-            1
-        )  # it is not among them: the last is one too many
+        missed = ~itself.any(1)  # the last one found is then one too many
+        itself[:, -1] |= missed
         return found[~itself].reshape(len(found), TOP)
 
     def _references(self, asked: Asked) -> dict[str, dict[str, np.ndarray]]:
@@ -307,14 +306,11 @@ class Migration:
     ) -> None:
         """Add what was said beforehand of the chosen map, beside what was found."""
         pool = validation
-        if (
-            route == "queries"
-        ):  # the old index is as it is, so fitting texts are as good
-            joined = [
-                np.concatenate(both)
-                for both in ((validation.x, fit.x), (validation.y, fit.y))
-            ]
-            pool = Pairs(*joined)
+        # the old index is as it is, so texts that queries' maps are fitted on are as good
+        if route == "queries":
+            old = np.concatenate([validation.x, fit.x])
+            new = np.concatenate([validation.y, fit.y])
+            pool = Pairs(old, new)
         said = forecast(
             route,
             self.chosen[route],

@@ -107,7 +107,7 @@ class Relative(ByRows):
         return normalize(anchors - mean, dim=-1)
 
     def _inverse(self, moments: Moments, kept_y: Tensor) -> tuple[Tensor, Tensor]:
-        """Decoder and offset of "inverse"."""
+        """Return the decoder and the offset that undo Y's relative projection."""
         mean_y = moments.mean_y[:, None]
         anchors = self._directions(kept_y, mean_y)
         back = torch.linalg.pinv(anchors.mT, rtol=self.tolerance)
@@ -123,7 +123,7 @@ class Relative(ByRows):
         kept: PairedRows,
         validation: PairedRows | None,
     ) -> tuple[Tensor, Tensor]:
-        """Decoder and offset of "least_squares"."""
+        """Return the decoder and the offset that ridge regression finds."""
         # r has no more directions than X: the others would be rounding
         left, sizes, _ = thin_svd(anchors)
         known = sizes > NULL * sizes[:, :1]

@@ -88,7 +88,7 @@ def _able(maps: Sequence[str], moments: Moments) -> list[str]:
             able.append(name)
     if not able:
         raise UserError(
-            f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
+            f"Expected a map in `maps` that leads from width {d_new} to width {d_old}, but got {', '.join(maps)}."
         )
     least = min(rows_needed(name, d_new) for name in able)
     if moments.n < least:

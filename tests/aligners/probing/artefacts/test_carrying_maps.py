@@ -88,7 +88,7 @@ def test_too_few_rows_and_impossible_maps() -> None:
     few = paired("wider", n=8)
     with pytest.raises(ValueError, match="at least 18 fitting rows"):
         fit_maps(head(), few, few, ["linear"])
-    with pytest.raises(ValueError, match="between the widths 16 and 12"):
+    with pytest.raises(ValueError, match="leads from width 16 to width 12"):
         fit_maps(head(), few, few, ["identity"])
     with pytest.raises(ValueError, match="Expected `maps` out of"):
         fit_maps(head(), few, few, ["lineal"])
