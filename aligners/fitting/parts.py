@@ -24,9 +24,8 @@ from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 
 Maps = dict[str, dict[str, Aligner]]  # route -> name -> bank
-COPIES = (
-    5  # copies of a weight: itself, its gradient, Adam's two averages, the best so far
-)
+# Copies of a weight: the last and its average, its gradient, Adam's two averages, the best so far.
+COPIES = 6
 FILLED = 0.8  # share of the free memory that a plan uses
 
 
@@ -50,7 +49,9 @@ def _bytes(aligner: Aligner, rows: int) -> int:
     weights = sum(map(torch.numel, aligner.parameters()))
     buffers = sum(map(torch.numel, aligner.buffers()))
     activations = rows * aligner.kept_floats()
-    return 4 * (COPIES * weights + 2 * buffers + activations)
+    # Once the gradients are there, the activations are gone, and clipping copies at most all gradients.
+    passing = max(activations, weights)
+    return 4 * (COPIES * weights + 2 * buffers + passing)
 
 
 def sites_at_once(sites: int, bytes_each: int, free: int) -> int:

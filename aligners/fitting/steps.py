@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -155,14 +155,45 @@ class Alike(NamedTuple):
     """Parameters of one shape at the same sites, so that one operation does for all of them.
 
     Attributes:
-        parameters: K of them.
-        gradients: theirs.
+        parameters: K of them, with gradients.
         places: their sites.
     """
 
     parameters: list[nn.Parameter]
-    gradients: list[Tensor]
     places: Sequence[int] | slice
+
+
+class Gradients(NamedTuple):
+    """The gradients of parameters that are alike.
+
+    Attributes:
+        values: (K, sites, ...).
+        places: their sites.
+    """
+
+    values: Tensor
+    places: Sequence[int] | slice
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply them by the factor (S,) of their site."""
+        self.values.mul_(self._by_place(factor))
+
+    def clear(self, sites: Tensor) -> None:
+        """Set those of some sites, (S,) bool, to zero."""
+        self.values.masked_fill_(self._by_place(sites), 0)
+
+    def squares(self, sites: int) -> Tensor:
+        """Their sums of squares (K, S); zero at sites that a parameter does not have."""
+        sums = self.values.square().flatten(2).sum(2)
+        if self.places == slice(None):
+            return sums
+        everywhere = sums.new_zeros(len(sums), sites)
+        everywhere[:, self.places] = sums
+        return everywhere
+
+    def _by_place(self, of_sites: Tensor) -> Tensor:
+        ones = [1] * (self.values.ndim - 2)
+        return of_sites[self.places].view(-1, *ones)
 
 
 def alike(bank: Aligner) -> list[Alike]:
@@ -172,11 +203,18 @@ def alike(bank: Aligner) -> list[Alike]:
         if parameter.grad is None:
             continue
         places = bank.places(name)
-        new = Alike([], [], places)
-        group = found.setdefault((parameter.shape, str(places)), new)
+        group = found.setdefault((parameter.shape, str(places)), Alike([], places))
         group.parameters.append(parameter)
-        group.gradients.append(parameter.grad)
     return list(found.values())
+
+
+def gather_gradients(group: Alike) -> Gradients:
+    """Copy the gradients of a group into one tensor, of which they are views from then on."""
+    separate = [cast(Tensor, parameter.grad) for parameter in group.parameters]
+    values = torch.stack(separate)
+    for parameter, own in zip(group.parameters, values, strict=True):
+        parameter.grad = own
+    return Gradients(values, group.places)
 
 
 @torch.no_grad()
@@ -186,7 +224,7 @@ def clip_per_site(
     """Scale each site's gradient, over all parameters of a bank together, down to norm `largest`.
 
     Parameters of one shape are handled at once: a GPU takes longer to begin an operation than to do it. Afterwards
-    their gradients share one tensor.
+    their gradients share one tensor. Only the gradients of one shape are in memory twice at a time.
 
     Args:
         bank: whose parameters have gradients.
@@ -196,34 +234,18 @@ def clip_per_site(
     Returns:
         (S,) the norms before.
     """
-    clipped = []  # the sites of parameters, and their gradients (K, places, ...)
-    squares = []  # (K, S) each
-    for parameters, gradients, places in alike(bank):
-        gradient = torch.stack(gradients)
-        for parameter, own in zip(parameters, gradient, strict=True):
-            parameter.grad = own
-        clipped.append((places, gradient))
-        square = gradient.square().flatten(2).sum(2)
-        if places != slice(None):
-            everywhere = square.new_zeros(len(parameters), bank.sites)
-            everywhere[:, places] = square
-            square = everywhere
-        squares.append(square)
+    gathered = [gather_gradients(group) for group in alike(bank)]
+    squares = torch.cat([gradients.squares(bank.sites) for gradients in gathered])
     # in float64 a site's norm does not depend on how many sites are beside it
-    norms = torch.cat(squares).sum(0, dtype=torch.float64).sqrt().to(squares[0].dtype)
-
-    factor = None
+    norms = squares.sum(0, dtype=torch.float64).sqrt().to(squares.dtype)
     if largest:
         factor = (largest / (norms + 1e-12)).clamp(max=1)
-    stopped = None
+        for gradients in gathered:
+            gradients.scale(factor)
     if alive is not None:
         stopped = ~alive(norms)
-    for places, gradient in clipped:
-        each = [-1] + [1] * (gradient.ndim - 2)
-        if factor is not None:
-            gradient.mul_(factor[places].view(each))
-        if stopped is not None:
-            gradient.masked_fill_(stopped[places].view(each), 0)
+        for gradients in gathered:
+            gradients.clear(stopped)
     return norms
 
 

@@ -2,9 +2,11 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.live_memory import LiveBytes
 from tests.world import World
 
 from aligners.cli.table import train
@@ -15,6 +17,7 @@ from aligners.fitting.saved_bank import load_bank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.similarity.algebra.moments import MomentsMetric
 
 
 def options(world: World, run: Path) -> list[str]:
@@ -72,6 +75,31 @@ def test_a_site_is_as_large_as_its_maps() -> None:
     both = bytes_a_site(Alignment({"mlp": mlp}, both_directions=True), 16, 16, rows=10)
     moments = bytes_a_site(Alignment({"linear": Linear}), 16, 16, rows=0)
     assert both > 1.5 * bytes_a_site(Alignment({"mlp": mlp}), 16, 16, rows=10) - moments
+
+
+def announced_and_held(width: int, rows: int, step: int, **options: Any) -> tuple[int, int]:
+    """Bytes, of a fit of the default maps at two sites."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, rows, width, generator=draw)
+    y = x.roll(1, 2) + torch.tanh(x)
+    moments = MomentsMetric(2, width, width)
+    moments.update(x, y)
+    with LiveBytes() as live:
+        module = Alignment(**options)
+        module.build(2, width, width)
+        module.fit_moments(moments.compute(), None)
+        for fit in module.trained():
+            best = {name: value.clone() for name, value in fit.aligner.state_dict().items()}
+            module.train_on_rows(fit.aligner, x, y, 3, step, seed=0)
+            del best
+    return 2 * bytes_a_site(Alignment(**options), width, width, step), live.peak
+
+
+@pytest.mark.parametrize("step", [2, 96])
+def test_what_is_announced_is_what_a_step_holds(step: int) -> None:
+    """With two rows a step the weights are what counts, and clipping copies them; with 96 the activations."""
+    announced, held = announced_and_held(64, 96, step)
+    assert 0.7 * announced < held <= announced
 
 
 def test_parts_are_found_by_what_they_hold(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from tests.live_memory import LiveBytes
 from torch import nn
 
 from aligners.fitting.steps import Schedule, clip_per_site, learning_rates, make_optimizer, schedule_factor
@@ -141,6 +142,18 @@ def test_a_site_is_clipped_as_it_would_be_alone() -> None:
     for weight, own in zip(weights, alone.parameters(), strict=True):
         assert weight.grad is not None
         assert torch.equal(own.grad, weight.grad[1:2])
+
+
+def test_clipping_copies_the_gradients_of_one_shape_at_a_time() -> None:
+    shapes = [(2, size, 8) for size in (10, 11, 12, 13) for _ in range(3)]
+    largest = 3 * 2 * 13 * 8 * 4
+    with LiveBytes() as live:
+        weights = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        before = live.now
+        clip_per_site(bank_of(weights), 1.0)
+    assert largest <= live.peak - before < 1.2 * largest
 
 
 def test_a_site_whose_gradient_broke_spoils_no_other_and_gets_none() -> None:
