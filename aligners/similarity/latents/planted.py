@@ -1,0 +1,214 @@
+"""States of two models that are made of known features, and dictionaries of them with known artefacts."""
+
+import math
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aligners.errors import UserError, check_range
+from aligners.similarity.latents.dictionary import PairedDictionary
+
+KINDS = ("shared", "rotated", "scaled", "x", "y")
+
+
+class Planted(NamedTuple):
+    """Paired states of one site whose features are known.
+
+    Attributes:
+        codes: (1, N, m) strengths of the features, at least 0.
+        x: (1, N, d_x); y: (1, N, d_y).
+        dictionary: the true decoders.
+        kind: (m,) numbers in `KINDS`; what is not "x" or "y" is in both models.
+        text: (N,) numbers of the texts; rows of a text are neighbours.
+    """
+
+    codes: Tensor
+    x: Tensor
+    y: Tensor
+    dictionary: PairedDictionary
+    kind: Tensor
+    text: Tensor
+
+    @property
+    def owner(self) -> Tensor:
+        """The only model that has each feature, (m,): 0 X, 1 Y, −1 both."""
+        of_x = self.kind == KINDS.index("x")
+        of_y = self.kind == KINDS.index("y")
+        return of_y.long() - (~of_x & ~of_y).long()
+
+
+class Plan(NamedTuple):
+    """What to plant.
+
+    Attributes:
+        d_x, d_y: widths. At equal widths, what is not rotated has one direction in both models.
+        shared, rotated, scaled, own_x, own_y: numbers of features. Scaled ones are 0.4 to 2.5 times as strong in Y.
+        texts: number of texts; rows: rows of each.
+        active: mean number of features of a row.
+        power: of the rank, by which frequencies fall.
+        noise: share of the variance of each model that is noise of its own.
+    """
+
+    d_x: int = 64
+    d_y: int = 64
+    shared: int = 100
+    rotated: int = 0
+    scaled: int = 20
+    own_x: int = 20
+    own_y: int = 20
+    texts: int = 200
+    rows: int = 20
+    active: float = 6.0
+    power: float = 0.7
+    noise: float = 0.05
+
+
+def plant(plan: Plan, seed: int = 0) -> Planted:
+    """Make paired states from known features: x = Σ_j f_j d_x,j + noise, y likewise.
+
+    Which features a row has is drawn independently, with frequencies that fall as a power of a rank that is drawn
+    without regard to the kind, times a factor for each text and feature, so that rows of a text are alike. Strengths
+    are log-normal.
+
+    Args:
+        plan: what to plant.
+        seed: equal seeds give equal states.
+
+    Raises:
+        ValueError: numbers that cannot be.
+    """
+    check_range(least=1, d_x=plan.d_x, d_y=plan.d_y, texts=plan.texts, rows=plan.rows)
+    counts = [plan.shared, plan.rotated, plan.scaled, plan.own_x, plan.own_y]
+    check_range(least=0, features=counts)
+    check_range(least=0, below=1, noise=plan.noise)
+    kind = torch.repeat_interleave(torch.arange(len(KINDS)), torch.tensor(counts))
+    features = len(kind)
+    if not 0 < plan.active < features:
+        raise UserError(
+            f"Expected `active` between 0 and the {features} features, but got {plan.active}."
+        )
+    draw = torch.Generator().manual_seed(seed)
+    text = torch.arange(plan.texts).repeat_interleave(plan.rows)
+    codes = _codes(plan, features, text, draw)
+    decoder_x, decoder_y = _decoders(plan, kind, draw)
+    x = _noisy(codes @ decoder_x, plan.noise, draw)
+    y = _noisy(codes @ decoder_y, plan.noise, draw)
+    dictionary = PairedDictionary.of(decoder_x[None], decoder_y[None])
+    return Planted(codes[None], x[None], y[None], dictionary, kind, text)
+
+
+def _codes(plan: Plan, features: int, text: Tensor, draw: torch.Generator) -> Tensor:
+    ranks = 1 + torch.randperm(features, generator=draw)
+    frequency = ranks.double() ** -plan.power
+    frequency *= plan.active / frequency.sum()
+    # exponential, of mean 1: some texts are full of a feature
+    uniform = torch.rand(plan.texts, features, generator=draw).double()
+    of_text = -torch.log1p(-uniform)
+    chance = (frequency * of_text).clamp(max=0.9)
+    fires = torch.rand(len(text), features, generator=draw) < chance[text]
+    normal = torch.randn(len(text), features, generator=draw).double()
+    return torch.exp(0.5 * normal) * fires
+
+
+def _decoders(plan: Plan, kind: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    features = len(kind)
+    decoder_x = torch.randn(features, plan.d_x, generator=draw).double()
+    decoder_y = torch.randn(features, plan.d_y, generator=draw).double()
+    decoder_x = functional.normalize(decoder_x)
+    decoder_y = functional.normalize(decoder_y)
+    if plan.d_x == plan.d_y:
+        apart = kind == KINDS.index("rotated")
+        decoder_y = torch.where(apart[:, None], decoder_y, decoder_x)
+    exponents = torch.rand(features, generator=draw).double() * 2 - 1
+    strength = torch.exp(exponents * math.log(2.5))
+    scaled = kind == KINDS.index("scaled")
+    decoder_y[scaled] *= strength[scaled, None]
+    decoder_x[kind == KINDS.index("y")] = 0
+    decoder_y[kind == KINDS.index("x")] = 0
+    return decoder_x, decoder_y
+
+
+def _noisy(states: Tensor, share: float, draw: torch.Generator) -> Tensor:
+    """Add isotropic noise that is so large a share of the variance of the sum."""
+    variance = states.var(0).mean() * share / (1 - share)
+    noise = torch.randn(states.shape, generator=draw).double()
+    return states + variance.sqrt() * noise
+
+
+class Damaged(NamedTuple):
+    """Codes and a dictionary as an L1 penalty leaves them, with what was done to each latent.
+
+    Attributes:
+        codes: (1, N, m').
+        dictionary: of m' latents.
+        feature: (m',) the feature that each latent stands for.
+        shrunk: (m',) whether one of its decoders was shrunk to 0; split: whether it is one of a pair of halves.
+    """
+
+    codes: Tensor
+    dictionary: PairedDictionary
+    feature: Tensor
+    shrunk: Tensor
+    split: Tensor
+
+    @classmethod
+    def by_l1(
+        cls,
+        planted: Planted,
+        shrunk: int,
+        split: int,
+        noise: float = 0.1,
+        missed: float = 0.1,
+        seed: int = 0,
+    ) -> Self:
+        """Plant the artefacts of an L1 penalty by hand (2504.02922, §2.2) into a dictionary of the true features.
+
+        Complete shrinkage: a shared feature's decoder of X becomes 0, its code stays. Latent decoupling: a shared
+        feature becomes two latents, one with a decoder of Y alone, one of X alone. All decoders get noise, and codes
+        are inexact and miss rows, each half of a pair others.
+
+        Args:
+            planted: the states.
+            shrunk: how many shared features lose X's decoder.
+            split: how many others become two latents.
+            noise: length of the decoders' noise and relative deviation of the codes.
+            missed: share of the rows with a feature on which its latent does not fire.
+            seed: of which, and of the noise.
+
+        Raises:
+            ValueError: fewer shared features than that.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        both = (planted.owner == -1).nonzero()[:, 0]
+        if shrunk + split > len(both):
+            raise UserError(
+                f"Expected `shrunk` + `split` of at most the {len(both)} shared features, but got {shrunk + split}."
+            )
+        chosen = both[torch.randperm(len(both), generator=draw)]
+        to_shrink = chosen[:shrunk]
+        to_split = chosen[shrunk : shrunk + split]
+        features = len(planted.kind)
+        feature = torch.cat([torch.arange(features), to_split])
+        is_shrunk = torch.isin(feature, to_shrink)
+        is_split = torch.isin(feature, to_split)
+        second = torch.arange(len(feature)) >= features
+
+        decoders = []
+        for decoder in planted.dictionary.decoders:
+            copied = decoder[0, feature]
+            deviations = torch.randn(copied.shape, generator=draw).double()
+            deviations *= noise / math.sqrt(copied.shape[1])
+            had = copied.abs().sum(1, keepdim=True) > 0
+            decoders.append(copied + deviations * had)
+        decoder_x, decoder_y = decoders
+        decoder_x[is_shrunk | (is_split & ~second)] = 0
+        decoder_y[second] = 0
+
+        codes = planted.codes[0][:, feature]
+        factors = 1 + noise * torch.randn(codes.shape, generator=draw).double()
+        kept = torch.rand(codes.shape, generator=draw) >= missed
+        codes = codes * factors.clamp(min=0) * kept
+        dictionary = PairedDictionary.of(decoder_x[None], decoder_y[None])
+        return cls(codes[None], dictionary, feature, is_shrunk, is_split)

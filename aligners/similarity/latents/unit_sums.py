@@ -1,0 +1,187 @@
+"""What two models have of each latent, summed over texts: the sums that ratios, intervals and tests are made of."""
+
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, check_range
+from aligners.similarity.double_metric import DoubleMetric
+from aligners.similarity.latents.dictionary import (
+    PairedDictionary,
+    check_rows_of,
+    errors_and_rebuilt,
+    firing,
+)
+from aligners.similarity.latents.readings import Readings, check_fired
+
+
+class Parts(NamedTuple):
+    """What the owner of each latent has of it, and what the other model has, in each of G units of text.
+
+    Attributes:
+        own: (2, G, S, m) by kind of target: error, rebuilt. other: likewise.
+        fired: (G, S, m) rows on which the latent fired.
+        owner: (S, m) 0 where X owns it, 1 where Y does.
+        squared: whether these are squared lengths, so that the ratio needs a root.
+    """
+
+    own: Tensor
+    other: Tensor
+    fired: Tensor
+    owner: Tensor
+    squared: bool
+
+
+class LatentSums(DoubleMetric):
+    """Sum the readings of both models for every latent, by unit of text, in one pass.
+
+    A unit is a text, or one of a fixed number of groups of texts (its number modulo G), where texts are too many: the
+    sums take 8 · G · S · m · (3 + 4 O) bytes, with O = 2 for decoders and 1 for fitted directions.
+
+    Args:
+        dictionary: of both models.
+        readings: see `decoder_readings` and `FittedReadings`.
+        units: G.
+    """
+
+    full_state_update = False
+    fired: Tensor
+    total: Tensor
+    square: Tensor
+    along: Tensor
+
+    def __init__(
+        self,
+        dictionary: PairedDictionary,
+        readings: Readings,
+        units: int,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_range(least=2, units=units)
+        self.dictionary = dictionary
+        self.readings = readings
+        sites, latents, _ = dictionary.decoder_x.shape
+        device = dictionary.decoder_x.device
+        cells = (units, sites, latents)
+        owners = len(readings.directions)
+        shapes = {
+            "fired": cells,
+            "total": cells,
+            "square": cells,
+            "along": (owners, 2, 2, *cells),
+        }
+        for name, shape in shapes.items():
+            zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
+
+    def update(
+        self,
+        codes: Tensor,
+        x: Tensor,
+        y: Tensor,
+        unit: Tensor,
+        pairs: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Add rows.
+
+        Args:
+            codes: (S, N, m) at least 0.
+            x: (S, N, d_x).
+            y: (S, N, d_y).
+            unit: (N,) numbers of the rows' units, below G.
+            pairs: (M,) rows whose codes count, and (M,) rows whose targets they meet, as of
+                `controls.permuted_rows`: the null. Default: each row meets itself.
+
+        Raises:
+            ValueError: see `check_rows_of`; units that do not exist.
+        """
+        check_rows_of(self.dictionary, codes, x, y)
+        units, _, latents = self.fired.shape
+        if unit.shape != codes.shape[1:2]:
+            raise UserError(
+                f"Expected `unit` of shape {tuple(codes.shape[1:2])}, but got {tuple(unit.shape)}."
+            )
+        if int(unit.min()) < 0 or int(unit.max()) >= units:
+            raise UserError(
+                f"Expected `unit` from 0 to {units - 1}, but got {int(unit.min())} to {int(unit.max())}."
+            )
+        shape = units, latents
+        for site in range(len(codes)):
+            every = firing(codes[site])
+            targets = errors_and_rebuilt(self.dictionary, site, every, x[site], y[site])
+            entries, met = every, every.value
+            owners = unit
+            if pairs is not None:
+                rows, partners = pairs
+                entries = firing(codes[site][rows])
+                owners = unit[rows]
+                met = codes[site][partners[entries.row], entries.latent].double()
+            value = entries.value
+            ones = torch.ones_like(value)
+            self.fired[:, site] += entries.summed(ones, owners, shape)
+            self.total[:, site] += entries.summed(value, owners, shape)
+            self.square[:, site] += entries.summed(value * met, owners, shape)
+            for kind, side, centred in self._centred(site, targets):
+                if pairs is not None:
+                    centred = centred[partners]
+                for owner, directions in enumerate(self.readings.directions):
+                    direction = directions[kind][side][site]
+                    products = value * entries.along(direction, centred)
+                    added = entries.summed(products, owners, shape)
+                    self.along[owner, kind, side, :, site] += added
+
+    def _centred(self, site: int, targets: tuple) -> list[tuple[int, int, Tensor]]:
+        """List kind, side and centred target, (N, d), of both kinds and sides."""
+        found = []
+        for kind, pair in enumerate(targets):
+            for side, target in enumerate(pair):
+                centre = self.readings.centres[kind][side][site]
+                found.append((kind, side, target - centre))
+        return found
+
+    def compute(self) -> Tensor:
+        """Return the readings (O, kind, side, G, S, m), each latent's own part put back into the errors of both models.
+
+        Raises:
+            ValueError: no row on which a latent fires.
+        """
+        check_fired(self.total.sum(0))
+        readings = self.along.clone()
+        put_back = self.square - self.readings.mean_code * self.total
+        for owner, directions in enumerate(self.readings.directions):
+            for side, decoder in enumerate(self.dictionary.decoders):
+                gain = torch.linalg.vecdot(directions[0][side], decoder)
+                readings[owner, 0, side] += gain * put_back
+        for side, variance in enumerate(self.readings.variances):
+            readings[:, :, side] /= variance[:, None]
+        return readings
+
+    def parts(
+        self, owner: Tensor, null: Self | None = None, put_back: bool = True
+    ) -> Parts:
+        """Tell what the owner of each latent has of it from what the other model has.
+
+        Args:
+            owner: (S, m) 0 for X, 1 for Y: that with the larger decoder, see `relative_norms`.
+            null: sums of the same rows with `pairs`, from which the other model's part is taken instead.
+            put_back: whether the latent's own part is put back into the other's error, too. The paper does not, as it
+                asks only about latents without one; then a latent that both decode well would be called the owner's.
+        """
+        readings = self.compute()
+        of_other = readings if null is None else null.compute()
+        if not put_back:
+            of_other = (null or self).along / torch.stack(self.readings.variances)[
+                :, None, :, None
+            ]
+        own = _chosen(readings, owner, owner)
+        other = _chosen(of_other, owner, 1 - owner)
+        return Parts(own, other, self.fired, owner, self.readings.squared)
+
+
+def _chosen(readings: Tensor, owner: Tensor, side: Tensor) -> Tensor:
+    """Choose the readings of each latent's owner and of a side: (O, 2, 2, G, S, m) → (2, G, S, m)."""
+    first, last = readings[0], readings[-1]
+    of_owner = torch.where(owner == 1, last, first)
+    return torch.where(side == 1, of_owner[:, 1], of_owner[:, 0])

@@ -1,0 +1,59 @@
+"""What two models share, latent by latent, as the definitions read: one site, one latent, one row at a time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def targets(
+    codes: Array, decoder: Array, bias: Array, states: Array, latent: int, put_back: bool = True
+) -> tuple[Array, Array]:
+    """The error of the dictionary, with the latent's own part added again if wanted, and what it rebuilds."""
+    errors, rebuilt = np.zeros_like(states), np.zeros_like(states)
+    for row, state in enumerate(states):
+        for j, code in enumerate(codes[row]):
+            rebuilt[row] += code * decoder[j]
+        errors[row] = state - bias - rebuilt[row]
+        if put_back:
+            errors[row] += codes[row, latent] * decoder[latent]
+    return errors, rebuilt
+
+
+def beta(code: Array, direction: Array, target: Array) -> float:
+    """argmin_β Σ_i ‖β f_i d − t_i‖², solved as least squares on all coordinates of all rows."""
+    column = np.concatenate([value * direction for value in code])
+    return float(np.linalg.lstsq(column[:, None], target.reshape(-1), rcond=None)[0][0])
+
+
+def slope(code: Array, target: Array) -> tuple[Array, Array]:
+    """Slope and mean of each coordinate of the target regressed on the code, with an intercept."""
+    design = np.stack([code, np.ones_like(code)], 1)
+    found = np.linalg.lstsq(design, target, rcond=None)[0]
+    return found[0], target.mean(0)
+
+
+def held_out_length(code: Array, direction: Array, centre: Array, target: Array) -> float:
+    """Σ f_i u·(t_i − t̄), row by row."""
+    return sum(float(f * (direction @ (t - centre))) for f, t in zip(code, target, strict=True))
+
+
+def p_above(own: Sequence[float], other: Sequence[float], fired: Sequence[float], limit: float) -> float:
+    """One-sided t-test of the mean over units of other − limit · own, with a freedom of its own."""
+    excess = np.array(other) - limit * np.array(own)
+    error = excess.std(ddof=1) / np.sqrt(len(excess))
+    freedom = sum(rows > 0 for rows in fired) - 1
+    return float(scipy.stats.t.sf(excess.mean() / error, freedom))
+
+
+def benjamini_hochberg(p: Sequence[float]) -> list[float]:
+    """min over k ≥ rank of n p_(k) / k."""
+    n, order = len(p), np.argsort(p)
+    adjusted = [0.0] * n
+    for rank, place in enumerate(order, 1):
+        later = [n * p[order[k - 1]] / k for k in range(rank, n + 1)]
+        adjusted[place] = min(1.0, *later)
+    return adjusted
