@@ -3,7 +3,7 @@
 What a Trainer of Lightning takes is here: `Alignment` and `Stitching` fit, `InjectionEvaluation` and
 `StitchingEvaluation` measure, and `pair_states` and `stitched_texts` make their data modules. The maps are in
 `aligners.maps`, maps and measures on plain arrays in `aligners.api`. Importing this package loads nothing; its maps
-need torch and SciPy alone, the rooms above them Lightning and transformers too.
+need torch and SciPy alone, reading them from files neither transformers nor datasets, the rooms above them all.
 """
 
 from importlib import import_module

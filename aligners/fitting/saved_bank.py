@@ -23,7 +23,6 @@ from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.shared_folder import is_shared, shared_file
 from aligners.maps.base import Aligner
 from aligners.models.model_identity import differing, listed_change
-from aligners.models.recipes import recipe_in_names
 from aligners.similarity.algebra.moments import Moments
 
 
@@ -419,7 +418,10 @@ def load_bank(
         )
     bank.path = path
     refuse_not_finite(bank)
-    bank.data_config = recipe_in_names(bank.data_config)  # as earlier versions kept it
+    if "recipe" in bank.data_config:  # as earlier versions kept it
+        from aligners.models.recipes import recipe_in_names  # which takes seconds
+
+        bank.data_config = recipe_in_names(bank.data_config)
     if shared:
         bank.data_config = for_others(bank.data_config)
     return bank.freeze()

@@ -1,14 +1,15 @@
 """The identity of a model: its weights, and what else decides what it computes; cautions on code that was not run."""
 
+from __future__ import annotations
+
 import inspect
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-from aligners.models.architectures import architecture_of
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # name, revision, fingerprint; settings and attention, which earlier versions did not keep
 Identity = Mapping[str, Any]
@@ -168,6 +169,9 @@ def code_not_run(
     Returns:
         At most one sentence.
     """
+    # The import is here because maps, which name models, are read without transformers.
+    from aligners.models.architectures import architecture_of
+
     config = model.config
     of_model: Mapping[str, Any] = getattr(config, "auto_map", None) or {}
     of_tokenizer: Mapping[str, Any] = {}

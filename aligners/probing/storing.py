@@ -15,19 +15,21 @@ from aligners.files.atomic import whole_file
 from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.shared_folder import shared_file
 from aligners.probing.probe_bank import Bank, ModelLayer, Probes, Variant
-from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
 PROBES = "probes.safetensors"
 ENTRY = "banks"
-KINDS: dict[str, type[Probes]] = {
-    "EdgeProbes": EdgeProbes,
-    "DepthProbes": DepthProbes,
-    "DistanceProbes": DistanceProbes,
-}
-
 
 About = dict[str, Any]
 State = dict[str, Tensor]
+
+
+def probe_kinds() -> dict[str, type[Probes]]:
+    """The classes of probes, by name."""
+    # The import is here because it needs transformers, and this file is also read for maps.
+    from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
+
+    kinds = (EdgeProbes, DepthProbes, DistanceProbes)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def save_banks(path: Path, banks: Mapping[str, tuple[Bank, About]]) -> None:
@@ -100,7 +102,7 @@ def _read(path: Path) -> tuple[About, dict[str, State]]:
 
 def _bank(entry: About, state: State) -> Bank:
     """Rebuild a bank as it was saved."""
-    kind = KINDS[entry["kind"]]
+    kind = probe_kinds()[entry["kind"]]
     variants = [Variant(*values) for values in entry["arms"]]
     places = [ModelLayer(*values) for values in entry["places"]]
     probes = kind(variants, entry["width"], **entry["options"])

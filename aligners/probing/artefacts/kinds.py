@@ -24,7 +24,7 @@ from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine, Identity
 from aligners.models.model_identity import DECIDING
 from aligners.probing.probe_bank import Bank, ModelLayer, Variant
-from aligners.probing.storing import KINDS as PROBES
+from aligners.probing.storing import probe_kinds
 
 ROWS = ("tokens", "words", "words_first", "words_mean", "mean", "last", "cls")
 ACTIVATIONS = {
@@ -327,7 +327,7 @@ class Probe(Artefact):
         described = self.about["probe"]
         place = ModelLayer("model", int(self.about["site"]))
         variant = Variant(*place, rank=described["rank"])
-        kind = PROBES[described["class"]]
+        kind = probe_kinds()[described["class"]]
         with torch.random.fork_rng(devices=[]):
             bank = Bank(
                 kind([variant], self.own_width, **described["options"]), [place]

@@ -1,5 +1,7 @@
 """What a run has trained, in the form that others get: saved to a folder, loaded from one, uploaded to the Hub."""
 
+from __future__ import annotations
+
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -7,12 +9,10 @@ from dataclasses import replace
 from importlib.metadata import version
 from logging import getLogger
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from huggingface_hub import ModelCard, ModelHubMixin
 
-from aligners.datamodules.layers import LayerActivations
-from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.files.atomic import check_new_folder, whole_folder
 from aligners.files.shared_folder import (
@@ -27,7 +27,6 @@ from aligners.files.shared_folder import (
     sha256,
 )
 from aligners.fitting.saved_bank import StoredBank, for_others, load_bank, save_bank
-from aligners.models.model import FrozenModel
 from aligners.models.model_identity import same_models
 from aligners.probing.probe_bank import Bank
 from aligners.probing.storing import PROBES, load_banks, save_banks
@@ -36,9 +35,12 @@ from aligners.reports.page.run_page import models_of
 from aligners.reports.sharing.card import PLACE, card_text, with_notice
 from aligners.reports.sharing.public_names import renamed
 
+if TYPE_CHECKING:
+    from aligners.models.model import FrozenModel
+
 logger = getLogger(__name__)
 CARD, REPORT, FIGURES = "README.md", "report.json", "figures"
-Named = Sequence[str | FrozenModel]
+Named = Sequence["str | FrozenModel"]
 
 Identity = dict[str, Any]  # name, revision, fingerprint
 
@@ -470,6 +472,10 @@ def identities(
 
 
 def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
+    # The imports are here because maps are read without transformers.
+    from aligners.datamodules.layers import LayerActivations
+    from aligners.datamodules.text.sources import TextSource
+
     options: dict[str, Any] = {"max_length": 2}  # nothing is read
     options["dtype"] = data.get("dtype", "float32")
     if "text" in data:
