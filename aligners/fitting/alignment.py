@@ -15,6 +15,7 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
+from aligners.fitting.drawn_rows import KeptRows
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.lightning_loops import attached_trainer
@@ -39,7 +40,6 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.fitting.steps import LEAST_RISE, Schedule, clip_per_site
 from aligners.fitting.training_status import few_rows, outcomes
-from aligners.maps.by_rows.kept_rows import FROM_PYTHON, ByRows
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
@@ -142,6 +142,7 @@ class Alignment(BankTraining):
         self.maps[BACKWARD] = nn.ModuleDict()
         self.moments: Moments | None = None
         self.reading = MomentsSoFar()
+        self.kept: KeptRows | None = None  # while maps that need rows are fitted
         self.validated_at: int | None = None
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         self.unused: nn.Parameter | None = None
@@ -193,11 +194,6 @@ class Alignment(BankTraining):
         """Build banks of this size without keeping them, all from the same seed."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
-            if isinstance(aligner, ByRows):
-                raise UserError(
-                    f"Expected `aligners` that are fitted from moments or by steps, but {name} keeps rows of the fit. "
-                    f"{FROM_PYTHON}"
-                )
             yield Fit(name, FORWARD, aligner)
             if self.both_directions and not aligner.bijective:
                 backward = seeded(factory, self.seed, sites, d_y, d_x)
@@ -227,12 +223,17 @@ class Alignment(BankTraining):
         if self.moments is not None:
             return
         read = partial(moments_of_states, self.stream, self.moment_rows)
-        moments = read(reading=self.reading)["maps"]
+        kept = self.kept = self.kept or self._keeping()
+        moments = read(reading=self.reading, also=kept.adding("fit"))["maps"]
         validation = None
         kinds = [type(fit.aligner) for fit in self.fits()]
-        if Ridge in kinds:  # which chooses its strength on them
-            validation = read("validation")["maps"]
+        # on which a strength is chosen
+        if Ridge in kinds or kept.validation is not None:
+            also = kept.adding("validation")
+            validation = read("validation", also=also)["maps"]
+        kept.end()
         self.fit_moments(moments, validation)
+        self.kept = None
         if self.trainer.is_global_zero:
             for caution in few_rows(moments):
                 logger.warning(caution)
@@ -250,9 +251,22 @@ class Alignment(BankTraining):
         quiet = hidden(attached_trainer(self))
         shared = SharedMoments.of(moments)
         for fit in track(self.fits(), "Solving", disable=quiet):
-            own = fit.moments(shared, validation)
-            fit_map(fit.name, fit.aligner, *own)
+            self.fit_one(fit, shared, validation)
         self.moments = moments
+
+    def fit_one(self, fit: Fit, moments: Moments, validation: Moments | None) -> None:
+        """Solve or start one aligner from the moments, and the rows if it keeps any: see `fit_moments`."""
+        own = fit.moments(moments, validation)
+        kept = self.kept or KeptRows()
+        rows = kept.arguments(fit.aligner, backward=fit.route == BACKWARD)
+        fit_map(fit.name, fit.aligner, *own, **rows)
+
+    def _keeping(self) -> KeptRows:
+        """Prepare the draws of the rows that maps keep."""
+        maps = [fit.aligner for fit in self.fits()]
+        return KeptRows.of(
+            maps, len(self.places), self.stream.reader.widths, self.device
+        )
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of a batch whose moments are read."""
@@ -541,6 +555,8 @@ class Alignment(BankTraining):
         reading = None
         if self.moments is None:
             reading = self.reading.state()
+            if self.kept is not None and self.kept.fitting is not None:
+                reading["kept"] = self.kept.fitting.state()
         else:
             for name, value in self.moments._asdict().items():
                 moments[name] = value.cpu()
@@ -587,7 +603,11 @@ class Alignment(BankTraining):
         if stored["moments"]:
             self.moments = Moments(**stored["moments"]).to(self.device)
         else:
-            self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
+            reading = stored["reading"]
+            self.reading = MomentsSoFar.from_state(reading, self.device)
+            self.kept = self._keeping()
+            if self.kept.fitting is not None:
+                self.kept.fitting.restore(reading["kept"])
         self.training_record = stored["training"]
         self.validated_at = stored["validated_at"]
         self.divergence.load_state_dict(stored["divergence"], self.device)

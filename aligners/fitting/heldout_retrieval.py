@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from aligners.similarity.controls import Draw, jackknife_interval
+from aligners.fitting.drawn_rows import DrawnRows
+from aligners.similarity.controls import jackknife_interval
 from aligners.similarity.functional.retrieval import distinct_rows, retrieval_scores
 
 # Number of rows to map; their partners are the candidates of the first columns.
@@ -46,8 +47,8 @@ class HeldOutRows:
     ) -> None:
         most = min(MOST, NUMBERS // (sites * d_y))
         most = max(QUERIES, most)
-        self._queries = _Drawn(sites, QUERIES, d_x, seed, device)
-        self._candidates = _Drawn(sites, most, d_y, seed, device)
+        self._queries = DrawnRows(sites, QUERIES, d_x, seed, device)
+        self._candidates = DrawnRows(sites, most, d_y, seed, device)
 
     def add(self, x: Tensor, y: Tensor, text: Tensor, place: Tensor) -> None:
         """Draw from a batch.
@@ -122,27 +123,6 @@ class HeldOutRows:
         mean = scores.mean(-1)
         low, high = jackknife_interval(mean, without)
         return low.clamp(0, 1), high.clamp(0, 1)
-
-
-class _Drawn:
-    """A random sample of the rows that were added, (S, n, d)."""
-
-    def __init__(
-        self, sites: int, budget: int, width: int, seed: int, device: torch.device
-    ) -> None:
-        self.draw = Draw(budget, seed, device)
-        self.rows = torch.empty(sites, budget, width, device=device)
-
-    def add(self, rows: Tensor, text: Tensor, place: Tensor) -> None:
-        """Draw from the rows (S, N, d) of a batch."""
-        places, chosen = self.draw.admit(text, place)
-        drawn = rows[:, chosen]
-        self.rows[:, places] = drawn.to(self.rows.dtype)
-
-    def end(self) -> Tensor:
-        """Return the rows of all ranks."""
-        self.draw.end(groups=1)
-        return self.draw.collect(self.rows)
 
 
 class _Candidates:

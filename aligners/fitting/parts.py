@@ -11,6 +11,7 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.run_identity import identity, refuse_other_run
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.drawn_rows import bytes_of_rows, rows_needed
 from aligners.fitting.saved_bank import (
     StoredBank,
     join_banks,
@@ -40,8 +41,13 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
     """
     products = d_x * d_x + d_y * d_y + d_x * d_y
     total = 3 * 8 * products  # moments: the sums, their reset, the result
+    maps = []
     for fit in module.made(1, d_x, d_y):
         total += _bytes(fit.aligner, rows)
+        maps.append(fit.aligner)
+    for to_choose in (False, True):
+        needed = rows_needed(maps, to_choose=to_choose)
+        total += bytes_of_rows(needed, 1, d_x + d_y)
     return total
 
 

@@ -159,6 +159,7 @@ def moments_of_states(
     split: Split = "fit",
     *,
     reading: MomentsSoFar | None = None,
+    also: Callable[[PairedBatch], None] | None = None,
     **about: Any,
 ) -> dict[str, Moments]:
     """Return the moments of paired rows of a split, read in batches as the run's Trainer would hand them on.
@@ -169,6 +170,7 @@ def moments_of_states(
         split: split whose texts are read. Of the fitting texts, as many batches are read as the Trainer reads in its
             stage; a fit reads them in the order of epoch 0.
         reading: what was read before.
+        also: is called with each batch as well. Moments that are kept beside a store are then not used.
         about: what decides the moments besides the data module's options and the split, as plain values.
     """
     trainer = cast(pl.Trainer, data.trainer)
@@ -185,7 +187,10 @@ def moments_of_states(
     def read(texts: TextBatch) -> Rows:
         batch = data.on_before_batch_transfer(texts, 0)
         batch = trainer.strategy.batch_to_device(batch)
+        if also is not None:
+            also(batch)
         return rows(batch)
 
     check = data.reader.check
-    return read_moments(trainer, loader, read, check, batches, reading, decides)
+    kept_by = None if also is not None else decides
+    return read_moments(trainer, loader, read, check, batches, reading, kept_by)

@@ -1,7 +1,7 @@
 """The evaluation of maps: the distance of g(X's state) from Y's own, and whether Y still does its task with it."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -17,6 +17,7 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import check_known
 from aligners.fitting.bank_training import BankTraining, stored_of
+from aligners.fitting.drawn_rows import KeptRows
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.read_moments import moments_of_states
 from aligners.fitting.saved_bank import (
@@ -36,8 +37,9 @@ from aligners.injection.behaviour import (
     read_all,
 )
 from aligners.injection.methods import (
+    ALL_CLOSED_FORMS,
+    BY_ROWS,
     CLOSED_FORMS,
-    KNOWN_CLOSED_FORMS,
     Method,
     build_floors,
     first_moments,
@@ -192,7 +194,8 @@ class InjectionEvaluation(Evaluation):
     Args:
         stored: what is measured: a fitted `Alignment`, or checkpoints, all with the same models and site pairs.
         closed_form: names of closed forms to fit to the moments of the first checkpoint, where no checkpoint holds
-            them. One that cannot be fitted is left out, and `meta["refusals"]` says why.
+            them. Those that keep rows take another pass over the fitting texts. One that cannot be fitted is left out,
+            and `meta["refusals"]` says why.
         both_directions: also map Y's states into X: with the inverse of a bijective aligner, and for any other with an
             aligner fitted from Y to X.
         seed: seed of the random floors and of the resampling of texts.
@@ -223,7 +226,7 @@ class InjectionEvaluation(Evaluation):
         source_pooler: bool = False,
     ) -> None:
         super().__init__(seed)
-        check_known(KNOWN_CLOSED_FORMS, closed_form=closed_form)
+        check_known(ALL_CLOSED_FORMS, closed_form=closed_form)
         if isinstance(stored, BankTraining):
             stored = [stored]
         self.stored = [stored_of(maps) for maps in stored]
@@ -289,13 +292,14 @@ class InjectionEvaluation(Evaluation):
         """Run the self-test, and make the panels once the moments of all rows are known."""
         super().on_test_start()
         moments = self._moments_of_kinds()
+        kept = self._kept_rows()
         validation = self._validation_moments()
         self.meta["methods"] = {}
         self.meta["refusals"] = {}
         _, of_first = first_moments(self.stored)
         shared = SharedMoments.of(of_first.to(self.device))
         for route in self.routes:
-            self._add_panels(route, moments, validation, shared)
+            self._add_panels(route, moments, validation, shared, kept)
         self.panels.to(self.device)
 
     def _moments_of_kinds(self) -> dict[str, Moments]:
@@ -315,24 +319,57 @@ class InjectionEvaluation(Evaluation):
 
     def _validation_moments(self) -> Moments | None:
         """Return the moments that choose the strength of ridges that no checkpoint holds, as in a fit."""
-        lacking = {route.key for route in self.routes}
-        for bank in self.stored:
-            for route, maps in bank.maps.items():
-                if "ridge" in maps:
-                    lacking.discard(route)
-        if "ridge" not in self.closed_form or not lacking:
+        if not self._lacking("ridge"):
             return None
         kind, _ = first_moments(self.stored)
         return self._read_moments("validation", [str(kind)])[str(kind)]
 
-    def _read_moments(self, split: Split, kinds: Sequence[str]) -> dict[str, Moments]:
-        """Compute the moments of some kinds of rows, on the texts of a split."""
+    def _lacking(self, name: str) -> bool:
+        """Tell whether a closed form is asked for on a route for which no checkpoint holds it."""
+        lacking = {route.key for route in self.routes}
+        for bank in self.stored:
+            for route, maps in bank.maps.items():
+                if name in maps:
+                    lacking.discard(route)
+        return name in self.closed_form and bool(lacking)
+
+    def _kept_rows(self) -> KeptRows:
+        """Draw the rows for closed forms that no checkpoint holds, as in a fit."""
+        reader = self.stream.reader
+        sites = len(reader.sites)
+        maps = []
+        for name, kind in BY_ROWS.items():
+            if self._lacking(name):
+                maps.append(kind(sites, *reader.widths))
+        kept = KeptRows.of(maps, sites, reader.widths, self.device)
+        of_rows, _ = first_moments(self.stored)
+        splits: tuple[Split, ...] = ("fit", "validation")
+        for split in splits:
+            add = kept.adding(split)
+            if add is not None:
+                self._read_moments(split, [str(of_rows)], add)
+        kept.end()
+        return kept
+
+    def _read_moments(
+        self,
+        split: Split,
+        kinds: Sequence[str],
+        add: Callable[[PairedBatch], None] | None = None,
+    ) -> dict[str, Moments]:
+        """Compute the moments of some kinds of rows, on the texts of a split, and `add` those of the first."""
 
         def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
             by_kind = self._by_kind(batch)
             return {kind: (by_kind[kind].x, by_kind[kind].y) for kind in kinds}
 
-        return moments_of_states(self.stream, rows_of, split, kinds=kinds)
+        also = None
+        if add is not None:
+
+            def also(batch: PairedBatch) -> None:
+                add(self._by_kind(batch)[kinds[0]])
+
+        return moments_of_states(self.stream, rows_of, split, also=also, kinds=kinds)
 
     def _by_kind(self, batch: PairedBatch) -> dict[str, PairedBatch]:
         """Return the rows of each kind."""
@@ -345,10 +382,11 @@ class InjectionEvaluation(Evaluation):
         moments: Mapping[str, Moments],
         validation: Moments | None,
         shared: SharedMoments,
+        kept: KeptRows,
     ) -> None:
         """Collect the maps of a route, and make its panel for each kind of rows."""
         methods, refusals = route_methods(
-            route, self.stored, self.closed_form, validation, shared
+            route, self.stored, self.closed_form, validation, shared, kept
         )
         way = DIRECTIONS[route.key]
         for method in methods:

@@ -12,7 +12,8 @@ from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.rows.row_types import SeenTypes
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.fits import fit_map
+from aligners.fitting.drawn_rows import KeptRows
+from aligners.fitting.fits import AlignerFactory, fit_map
 from aligners.fitting.map_errors import parameters_of
 from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.training_status import CLOSED, how_fitted, outcomes
@@ -21,6 +22,10 @@ from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
+from aligners.maps.by_rows.kept_rows import ByRows
+from aligners.maps.by_rows.kernel_ridge import KernelRidge
+from aligners.maps.by_rows.nearest_neighbours import NearestNeighbours
+from aligners.maps.by_rows.relative import Relative
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.from_moments.reduced_rank import ReducedRank
 from aligners.maps.from_moments.soft_matching import SoftMatching
@@ -50,12 +55,19 @@ KINDS: tuple[type[Aligner], ...] = (
     PWCCA,
 )
 CLOSED_FORMS = {kind.__name__.lower(): kind for kind in KINDS}
-# those that `closed_form` may also name; without it, the ones above are fitted
+# those that options may also name; where they name none, the ones above are fitted
 KNOWN_CLOSED_FORMS: dict[str, type[Aligner]] = {
     **CLOSED_FORMS,
     "reduced_rank": ReducedRank,
     "soft_matching": SoftMatching,
 }
+# those that need rows of the fit besides
+BY_ROWS: dict[str, Callable[[int, int, int], ByRows]] = {
+    "nearest_neighbours": NearestNeighbours,
+    "kernel_ridge": KernelRidge,
+    "relative": Relative,
+}
+ALL_CLOSED_FORMS: dict[str, AlignerFactory] = {**KNOWN_CLOSED_FORMS, **BY_ROWS}
 FLOORS = ("mean", "identity", "random_embedding")
 TASK_LOSS = "task loss"  # value of the column `fit` for stitching layers
 OF_STITCHING = (
@@ -84,7 +96,7 @@ class ClosedForms(Alignment):
         shared = SharedMoments.of(moments)
         for fit in track(self.fits(), "Solving", disable=hidden(self._trainer)):
             try:
-                fit_map(fit.name, fit.aligner, *fit.moments(shared, validation))
+                self.fit_one(fit, shared, validation)
             except ValueError:
                 del cast(nn.ModuleDict, self.maps[fit.route])[fit.name]
 
@@ -161,16 +173,18 @@ def route_methods(
     closed_form: Sequence[str],
     validation: Moments | None = None,
     shared: SharedMoments | None = None,
+    kept: KeptRows | None = None,
 ) -> tuple[list[Method], dict[str, str]]:
     """Return the maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
     Args:
         route: a route from X into Y, or from Y into X.
         stored: checkpoints; closed forms are fitted to the moments of the first.
-        closed_form: names out of `KNOWN_CLOSED_FORMS`.
+        closed_form: names out of `ALL_CLOSED_FORMS`.
         validation: moments of validation rows from X to Y, which choose the strength of ridges.
         shared: moments of the first checkpoint that holds any, on the device where closed forms are solved and stay,
             and with what other routes have decomposed; default: those moments as they are.
+        kept: rows from X to Y, for the closed forms that keep any.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
@@ -180,7 +194,8 @@ def route_methods(
     kind, moments = first_moments(stored)
     if shared is None:
         shared = SharedMoments.of(moments)
-    solved, refusals = _solved(route, str(kind), shared, lacking, validation)
+    kept = kept or KeptRows()
+    solved, refusals = _solved(route, str(kind), shared, lacking, validation, kept)
     return [*solved, *held.values()], refusals
 
 
@@ -190,6 +205,7 @@ def _solved(
     moments: SharedMoments,
     closed_form: Sequence[str],
     validation: Moments | None,
+    kept: KeptRows,
 ) -> tuple[list[Method], dict[str, str]]:
     """Return closed forms, solved from moments of a kind of rows from X to Y, and why others could not be fitted."""
     device = moments.n.device
@@ -201,9 +217,10 @@ def _solved(
             validation = validation.swap()
     methods, refusals = [], {}
     for name in closed_form:
-        aligner = KNOWN_CLOSED_FORMS[name](*route.sizes).to(device)
+        aligner = ALL_CLOSED_FORMS[name](*route.sizes).to(device)
+        rows = kept.arguments(aligner, backward=route.key == BACKWARD)
         try:
-            fit_map(name, aligner, moments, validation)
+            fit_map(name, aligner, moments, validation, **rows)
         except ValueError as error:
             refusals[name] = str(error)
             continue

@@ -18,17 +18,13 @@ from aligners.errors import UserError, check_known
 from aligners.fitting.saved_bank import DIRECTIONS, StoredBank, load_bank, save_bank
 from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.methods import (
-    KNOWN_CLOSED_FORMS,
-    ClosedForms,
-    between_two_models,
-)
+from aligners.injection.methods import ALL_CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
 from aligners.progress import tell
 
 
 def _check(made: Namespace) -> None:
-    check_known(KNOWN_CLOSED_FORMS, closed_form=made.closed_form)
+    check_known(ALL_CLOSED_FORMS, closed_form=made.closed_form)
     can_build(Continuing)(made)
 
 
@@ -98,7 +94,7 @@ def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
     """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
     names = run.options.closed_form or ["linear"]
     module = ClosedForms(
-        {name: KNOWN_CLOSED_FORMS[name] for name in names},
+        {name: ALL_CLOSED_FORMS[name] for name in names},
         both_directions=run.options.both_directions,
     )
     once = {

@@ -19,9 +19,8 @@ from aligners.cli.words import CONFIGS
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.bijection.price import NAMES
 from aligners.injection.comparing import comparison as compared
-from aligners.injection.methods import KNOWN_CLOSED_FORMS
+from aligners.injection.methods import ALL_CLOSED_FORMS
 from aligners.maps.base import Aligner
-from aligners.maps.by_rows.kept_rows import ByRows
 from aligners.probing.artefacts import carrying_maps as carried
 from aligners.similarity.catalogue import catalogue
 
@@ -65,13 +64,11 @@ def known_names() -> dict[str, list[str]]:
     """The names of maps, measures and so on that options take."""
     classes = []
     for name in maps.__all__:
-        kind = getattr(maps, name)
-        if kind is Aligner or issubclass(kind, ByRows):  # these from Python alone
-            continue
-        classes.append(name)
+        if getattr(maps, name) is not Aligner:
+            classes.append(name)
     of_maps = dict.fromkeys([*NAMES, *compared.MAPS, *carried.MAPS])
     return {
-        "closed_form": list(KNOWN_CLOSED_FORMS),
+        "closed_form": list(ALL_CLOSED_FORMS),
         "maps": list(of_maps),  # each command refuses those of others
         "measures": [*catalogue(0.99), "all"],
         "model.aligners": classes,

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 
 AT_ONCE = 2**24  # numbers that a map may hold at a time, over all of its sites
-FROM_PYTHON = "Maps of this kind are fitted from Python, with `aligners.api`."
+FITTED_BY = "`train.py fit`, `evaluate.py inject` and `aligners.api` fit such maps."
 SHARE_OF_VALIDATION = 10  # of rows without a split, every tenth chooses a strength
 
 
@@ -40,12 +40,20 @@ class PairedRows(NamedTuple):
         """The rows in float64."""
         return type(self)(self.x.double(), self.y.double())
 
+    def swap(self) -> Self:
+        """Swap X and Y."""
+        return type(self)(self.y, self.x)
+
+    def first(self, count: int) -> Self:
+        """The first rows, which are a draw of fewer."""
+        return type(self)(self.x[:, :count], self.y[:, :count])
+
 
 class ByRows(Aligner, registered=False):
     """A closed form that needs rows of the fit: `fit` takes them beside the moments.
 
-    The rows are a draw by a hash of the seed and of the numbers of the rows, the same for all sites. The commands do
-    not keep rows: such maps are fitted from Python, by `aligners.api`.
+    The rows are a draw by a hash of the seed and of where each is from: its number among arrays, and in the commands
+    its text and its place there. It is the same draw for all sites.
 
     Args:
         sites: S, the number of site pairs.
@@ -56,10 +64,12 @@ class ByRows(Aligner, registered=False):
 
     Attributes:
         chooses: a strength is chosen on other rows, which `fit` takes as well.
+        of_rows: names of the buffers (S, rows, d) that are shorter than the options say where there are fewer rows.
     """
 
     closed_form = True
     chooses: bool = False
+    of_rows: ClassVar[tuple[str, ...]]
 
     def __init__(self, sites: int, d_x: int, d_y: int, rows: int, seed: int) -> None:
         super().__init__(sites, d_x, d_y)
@@ -85,7 +95,7 @@ class ByRows(Aligner, registered=False):
         """
         if kept is None:
             raise UserError(
-                f"{type(self).__name__} needs rows of the fit, and not only their moments, but got none. {FROM_PYTHON}"
+                f"{type(self).__name__} needs rows of the fit, and not only their moments, but got none. {FITTED_BY}"
             )
         kept = kept.double()
         if self.chooses and validation is None:
@@ -101,6 +111,19 @@ class ByRows(Aligner, registered=False):
         self, moments: Moments, kept: PairedRows, validation: PairedRows | None
     ) -> None:
         """Set the buffers from moments and rows in float64."""
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: Any
+    ) -> None:
+        """Make the buffers of rows as long as those that are loaded."""
+        for name in self.of_rows:
+            stored = state_dict.get(prefix + name)
+            if stored is not None and stored.ndim == 3:
+                own = self.get_buffer(name)
+                sites, _, width = own.shape
+                again = own.new_zeros(sites, stored.shape[1], width)
+                self.register_buffer(name, again)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _keep(self, name: str, value: Tensor) -> None:
         """Set a buffer whose number of rows the fit decides."""

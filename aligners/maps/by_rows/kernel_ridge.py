@@ -41,6 +41,7 @@ class KernelRidge(ByRows):
     """
 
     chooses = True
+    of_rows = ("kept_x", "weight")
     mean_x: Tensor
     kept_x: Tensor
     weight: Tensor
@@ -74,7 +75,7 @@ class KernelRidge(ByRows):
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
-        return self._in_parts(self._mapped, x, self.landmarks)
+        return self._in_parts(self._mapped, x, self.kept_x.shape[1])
 
     def _mapped(self, x: Tensor) -> Tensor:
         kernel = _kernel(x - self.mean_x, self.kept_x, self.variance)
@@ -98,7 +99,6 @@ class KernelRidge(ByRows):
             return kernel @ whitened
 
         found = regression(features, kept, validation)
-        self.landmarks = landmarks.shape[1]
         self.mean_x.copy_(mean)
         self.variance.copy_(variance)
         self._keep("kept_x", landmarks)
@@ -109,7 +109,7 @@ class KernelRidge(ByRows):
     def findings(self) -> dict[str, Any]:
         """Return the strength at each site, and the number of landmarks."""
         strengths = [float(f"{value:.3g}") for value in self.ridge.tolist()]
-        return {"ridge": strengths, "landmarks": self.landmarks}
+        return {"ridge": strengths, "landmarks": self.kept_x.shape[1]}
 
 
 class Regression(NamedTuple):

@@ -27,6 +27,7 @@ class NearestNeighbours(ByRows):
         ValueError: `k` is not from 1 to `rows`.
     """
 
+    of_rows = ("kept_x", "kept_y")
     mean_x: Tensor
     kept_x: Tensor
     kept_y: Tensor
@@ -56,14 +57,14 @@ class NearestNeighbours(ByRows):
     ) -> None:
         mean = moments.mean_x[:, None]
         self.mean_x.copy_(mean)
-        self.rows = kept.x.shape[1]
         directions = normalize(kept.x - mean, dim=-1)
         self._keep("kept_x", directions)
         self._keep("kept_y", kept.y)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
-        return self._in_parts(self._mapped, x, self.rows + self.k * self.d_y)
+        rows = self.kept_x.shape[1]
+        return self._in_parts(self._mapped, x, rows + self.k * self.d_y)
 
     def _mapped(self, x: Tensor) -> Tensor:
         directions = normalize(x - self.mean_x, dim=-1)

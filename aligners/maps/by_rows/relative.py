@@ -44,6 +44,7 @@ class Relative(ByRows):
         ValueError: an option is unknown or out of range.
     """
 
+    of_rows = ("anchors_x", "decoder")
     mean_x: Tensor
     anchors_x: Tensor
     decoder: Tensor
@@ -77,7 +78,7 @@ class Relative(ByRows):
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
-        return self._in_parts(self._mapped, x, self.anchors)
+        return self._in_parts(self._mapped, x, self.anchors_x.shape[1])
 
     def _mapped(self, x: Tensor) -> Tensor:
         centred = x - self.mean_x
@@ -95,7 +96,6 @@ class Relative(ByRows):
             decoder, offset = self._inverse(moments, kept.y)
         else:
             decoder, offset = self._regressed(anchors, mean_x, kept, validation)
-        self.anchors = anchors.shape[1]
         self.mean_x.copy_(mean_x)
         self.offset.copy_(offset)
         self._keep("anchors_x", anchors)
@@ -139,4 +139,4 @@ class Relative(ByRows):
 
     def findings(self) -> dict[str, Any]:
         """Return the number of anchors."""
-        return {"anchors": self.anchors}
+        return {"anchors": self.anchors_x.shape[1]}

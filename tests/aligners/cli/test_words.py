@@ -145,7 +145,7 @@ assert not {HEAVY} & set(sys.modules)
         "python train.py fit --data.model_x embedded:0",
         "torch 2",
         "`--data.batch_size` to be a whole number, but got 'ten'",
-        "one of classifiers, closed_forms, demo",
+        "one of by_rows, classifiers, closed_forms, demo",
         "`--data.component` to be residual or attention or mlp, but got 'resid'",
         '--model.aligners={"mine": "Mine"}',
         "--data.rows=mine",
