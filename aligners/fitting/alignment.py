@@ -15,7 +15,6 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
-from aligners.fitting.drawn_rows import KeptRows
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.lightning_loops import attached_trainer
@@ -40,6 +39,7 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.fitting.steps import LEAST_RISE, Schedule, clip_per_site
 from aligners.fitting.training_status import few_rows, outcomes
+from aligners.maps.by_rows.drawn_rows import KeptRows
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from aligners.fitting.drawn_rows import DrawnRows
+from aligners.maps.by_rows.drawn_rows import DrawnRows
 from aligners.similarity.controls import jackknife_interval
 from aligners.similarity.functional.retrieval import distinct_rows, retrieval_scores
 

@@ -11,7 +11,6 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.run_identity import identity, refuse_other_run
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.drawn_rows import bytes_of_rows, rows_needed
 from aligners.fitting.saved_bank import (
     StoredBank,
     join_banks,
@@ -22,6 +21,7 @@ from aligners.fitting.saved_bank import (
     save_bank,
 )
 from aligners.maps.base import Aligner
+from aligners.maps.by_rows.drawn_rows import bytes_of_rows, rows_needed
 from aligners.similarity.algebra.moments import Moments
 
 Maps = dict[str, dict[str, Aligner]]  # route -> name -> bank

@@ -17,7 +17,6 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import check_known
 from aligners.fitting.bank_training import BankTraining, stored_of
-from aligners.fitting.drawn_rows import KeptRows
 from aligners.fitting.heldout_retrieval import HeldOutRows
 from aligners.fitting.read_moments import moments_of_states
 from aligners.fitting.saved_bank import (
@@ -51,6 +50,7 @@ from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes, targets_of
 from aligners.injection.scoring.scores import ScoredTask, wrong_order
 from aligners.injection.scoring.task_scores import matched_by_number
+from aligners.maps.by_rows.drawn_rows import KeptRows
 from aligners.maps.shared_solutions import SharedMoments
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel

@@ -12,7 +12,6 @@ from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.rows.row_types import SeenTypes
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.drawn_rows import KeptRows
 from aligners.fitting.fits import AlignerFactory, fit_map
 from aligners.fitting.map_errors import parameters_of
 from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
@@ -22,6 +21,7 @@ from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
+from aligners.maps.by_rows.drawn_rows import KeptRows
 from aligners.maps.by_rows.kept_rows import ByRows
 from aligners.maps.by_rows.kernel_ridge import KernelRidge
 from aligners.maps.by_rows.nearest_neighbours import NearestNeighbours

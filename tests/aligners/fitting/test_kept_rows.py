@@ -15,13 +15,13 @@ from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import evaluate
 from aligners.datamodules.rows.read_rows import PairedBatch, PairReader
 from aligners.datamodules.rows.token_pairs import row_keys
-from aligners.fitting import drawn_rows
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.drawn_rows import KeptRows
 from aligners.fitting.parts import bytes_a_site
 from aligners.fitting.saved_bank import ALIGNMENT, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import BY_ROWS
+from aligners.maps.by_rows import drawn_rows
+from aligners.maps.by_rows.drawn_rows import KeptRows
 from aligners.maps.by_rows.kept_rows import ByRows, PairedRows
 from aligners.maps.by_rows.kernel_ridge import KernelRidge
 from aligners.maps.by_rows.nearest_neighbours import NearestNeighbours
