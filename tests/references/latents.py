@@ -10,14 +10,22 @@ Array = NDArray[np.float64]
 
 
 def targets(
-    codes: Array, decoder: Array, bias: Array, states: Array, latent: int, put_back: bool = True
+    codes: Array,
+    decoder: Array,
+    bias: Array,
+    states: Array,
+    latent: int,
+    put_back: bool = True,
+    counting: Sequence[bool] | None = None,
 ) -> tuple[Array, Array]:
-    """The error of the dictionary, with the latent's own part added again if wanted, and what it rebuilds."""
+    """The error of the dictionary, with the latent's own part if wanted, and what it and some latents rebuild."""
     errors, rebuilt = np.zeros_like(states), np.zeros_like(states)
     for row, state in enumerate(states):
+        errors[row] = state - bias
         for j, code in enumerate(codes[row]):
-            rebuilt[row] += code * decoder[j]
-        errors[row] = state - bias - rebuilt[row]
+            errors[row] -= code * decoder[j]
+            if counting is None or counting[j] or j == latent:
+                rebuilt[row] += code * decoder[j]
         if put_back:
             errors[row] += codes[row, latent] * decoder[latent]
     return errors, rebuilt

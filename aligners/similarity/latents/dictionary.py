@@ -172,23 +172,33 @@ def _check_finite(name: str, part: Tensor) -> None:
         )
 
 
-def errors_and_rebuilt(
-    dictionary: PairedDictionary, site: int, entries: Firing, x: Tensor, y: Tensor
+def targets_of(
+    dictionary: PairedDictionary,
+    site: int,
+    entries: Firing,
+    states: Pair,
+    counting: Pair,
 ) -> tuple[Pair, Pair]:
-    """Return the errors x − x̂ and y − ŷ of the rows of one site, and what is rebuilt of both, without biases.
+    """Return the errors x − x̂ and y − ŷ of the rows of one site, and what some latents rebuild of each, without biases.
 
     Args:
         dictionary: of both models.
         site: number of the site pair.
         entries: codes of its rows.
-        x: (N, d_x).
-        y: (N, d_y).
+        states: (N, d_x) and (N, d_y).
+        counting: (S, m) each, latents that count in what is rebuilt of X, and of Y.
     """
-    rebuilt_x = entries.rebuilt(dictionary.decoder_x[site], len(x))
-    rebuilt_y = entries.rebuilt(dictionary.decoder_y[site], len(y))
-    error_x = x.double() - rebuilt_x - dictionary.bias_x[site]
-    error_y = y.double() - rebuilt_y - dictionary.bias_y[site]
-    return (error_x, error_y), (rebuilt_x, rebuilt_y)
+    biases = dictionary.bias_x, dictionary.bias_y
+    errors, rebuilt = [], []
+    for side, decoder in enumerate(dictionary.decoders):
+        rows = states[side].double()
+        of_all = entries.rebuilt(decoder[site], len(rows))
+        errors.append(rows - of_all - biases[side][site])
+        some = counting[side][site]
+        if not some.all():
+            of_all = entries.rebuilt(decoder[site] * some[:, None], len(rows))
+        rebuilt.append(of_all)
+    return (errors[0], errors[1]), (rebuilt[0], rebuilt[1])
 
 
 def relative_norms(

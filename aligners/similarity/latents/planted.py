@@ -49,6 +49,8 @@ class Plan(NamedTuple):
         active: mean number of features of a row.
         power: of the rank, by which frequencies fall.
         noise: share of the variance of each model that is noise of its own.
+        topics: number of topics, to which features belong; in texts of its topic a feature is several times as frequent
+            as in others, so that features of a topic come together. 0: none.
     """
 
     d_x: int = 64
@@ -63,6 +65,7 @@ class Plan(NamedTuple):
     active: float = 6.0
     power: float = 0.7
     noise: float = 0.05
+    topics: int = 0
 
 
 def plant(plan: Plan, seed: int = 0) -> Planted:
@@ -106,6 +109,10 @@ def _codes(plan: Plan, features: int, text: Tensor, draw: torch.Generator) -> Te
     # exponential, of mean 1: some texts are full of a feature
     uniform = torch.rand(plan.texts, features, generator=draw).double()
     of_text = -torch.log1p(-uniform)
+    if plan.topics:
+        topic_of = torch.randint(plan.topics, (features,), generator=draw)
+        topic = torch.randint(plan.topics, (plan.texts, 1), generator=draw)
+        of_text *= 0.5 + 0.5 * plan.topics * (topic == topic_of)
     chance = (frequency * of_text).clamp(max=0.9)
     fires = torch.rand(len(text), features, generator=draw) < chance[text]
     normal = torch.randn(len(text), features, generator=draw).double()

@@ -12,24 +12,27 @@ from aligners.similarity.latents.dictionary import (
     PairedDictionary,
     check_one_space,
     check_rows_of,
-    errors_and_rebuilt,
     firing,
+    relative_norms,
+    targets_of,
 )
 
 KINDS = ("error", "rebuilt")  # of targets
+ONE_SIDED = 1 / 3  # relative norm below which a latent is mostly X's
 
 
 class Readings(NamedTuple):
     """How both models are read for each latent, of O owners: 2, or 1 where directions do not depend on the owner.
 
-    The reading of a model's target t is Σ f_j u_j·(t − t̄), with a target of each kind: the error of the dictionary, to
-    which the latent's own part f_j d_j is added again, and what the dictionary rebuilds.
+    The reading of a model's target t is Σ f_j u_j·(t − t̄), with a target of each kind: the error of the dictionary, and
+    what its latents rebuild, or some of them. To a target without the latent's own part f_j d_j this is added.
 
     Attributes:
         directions: u by owner (X, Y) and kind (error, rebuilt): one pair (S, m, d_x), (S, m, d_y) for each.
         centres: t̄ by kind: pairs (S, d_x), (S, d_y), of the targets without what is put back.
         mean_code: (S, m) mean of the codes, which centres what is put back; 0 where nothing is centred.
         variances: (S,) of X and of Y, that readings are divided by; 1 where both models have the same units.
+        counting: (S, m) latents that count in what is rebuilt of X, and of Y.
         squared: whether a reading is a squared length, so that the ratio of two needs a root.
     """
 
@@ -37,6 +40,7 @@ class Readings(NamedTuple):
     centres: tuple[Pair, Pair]
     mean_code: Tensor
     variances: Pair
+    counting: Pair
     squared: bool
 
     def to(self, device: torch.device) -> Self:
@@ -69,7 +73,10 @@ def decoder_readings(dictionary: PairedDictionary) -> Readings:
         directions.append((in_both, in_both))
     centres = (zeros, zeros), (zeros, zeros)
     mean_code = zeros.new_zeros(sites, latents)
-    return Readings(tuple(directions), centres, mean_code, (ones, ones), False)
+    every = torch.ones_like(mean_code, dtype=torch.bool)
+    return Readings(
+        tuple(directions), centres, mean_code, (ones, ones), (every, every), False
+    )
 
 
 class FittedReadings(DoubleMetric):
@@ -79,11 +86,16 @@ class FittedReadings(DoubleMetric):
     target t of each model is then regressed on the code alone, with an intercept: u_j = Σ f_j (t − t̄) / Σ (f_j − f̄_j)².
     On held-out texts, Σ f_j u_j·(t − t̄) / Σ f_j² estimates ‖u_j‖² without the bias of a length that is fitted and
     measured on the same rows: its mean is 0 where the target does not depend on the code. Divided by the model's total
-    variance, it does not depend on rotations, translations or one scale of either model's coordinates. This version of
-    latent scaling is ours.
+    variance, it does not depend on rotations, translations or one scale of either model's coordinates.
+
+    A code also predicts what merely occurs in the same texts. What is rebuilt therefore counts only latents that are at
+    least twice as strong in the model, among which the other half of a split latent is: of all latents, those that both
+    models have would make each of Y's own that comes with them look shared. This version of latent scaling is ours.
 
     Args:
         dictionary: of both models.
+        variance_x: (S,) total variance of X's states, the mean of ‖x − x̄‖².
+        variance_y: (S,) of Y's.
     """
 
     full_state_update = False
@@ -91,9 +103,18 @@ class FittedReadings(DoubleMetric):
     total: Tensor
     square: Tensor
 
-    def __init__(self, dictionary: PairedDictionary, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        dictionary: PairedDictionary,
+        variance_x: Tensor,
+        variance_y: Tensor,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.dictionary = dictionary
+        self.variances = variance_x.double(), variance_y.double()
+        norm = relative_norms(dictionary, variance_x, variance_y)
+        self.counting = norm < ONE_SIDED, norm > 1 - ONE_SIDED
         sites, latents, _ = dictionary.decoder_x.shape
         device = dictionary.decoder_x.device
         shapes: dict[str, tuple[int, ...]] = {
@@ -103,8 +124,6 @@ class FittedReadings(DoubleMetric):
         }
         for side, decoder in zip("xy", dictionary.decoders, strict=True):
             width = decoder.shape[2]
-            shapes[f"state_{side}"] = (sites, width)
-            shapes[f"length_{side}"] = (sites,)
             for kind in KINDS:
                 shapes[f"{kind}_{side}"] = (sites, width)
                 shapes[f"with_{kind}_{side}"] = (sites, latents, width)
@@ -123,13 +142,11 @@ class FittedReadings(DoubleMetric):
         latents = codes.shape[2]
         for site in range(len(codes)):
             entries = firing(codes[site])
-            states = x[site].double(), y[site].double()
+            states = x[site], y[site]
             self.total[site].index_add_(0, entries.latent, entries.value)
             self.square[site].index_add_(0, entries.latent, entries.value**2)
-            targets = errors_and_rebuilt(self.dictionary, site, entries, *states)
+            targets = targets_of(self.dictionary, site, entries, states, self.counting)
             for place, side in enumerate("xy"):
-                self._add(f"state_{side}", site, states[place].sum(0))
-                self._add(f"length_{side}", site, states[place].square().sum())
                 for kind, pair in zip(KINDS, targets, strict=True):
                     target = pair[place]
                     self._add(f"{kind}_{side}", site, target.sum(0))
@@ -138,15 +155,6 @@ class FittedReadings(DoubleMetric):
 
     def _add(self, name: str, site: int, value: Tensor) -> None:
         getattr(self, name)[site] += value
-
-    def variances(self) -> Pair:
-        """Total variance of X's states and of Y's, the mean of ‖x − x̄‖², (S,) each."""
-        found = []
-        for side in "xy":
-            mean = getattr(self, f"state_{side}") / self.n
-            length = getattr(self, f"length_{side}") / self.n
-            found.append(length - mean.square().sum(1))
-        return found[0], found[1]
 
     def compute(self) -> Readings:
         """Return the fitted readings; a latent that never fired has directions of 0.
@@ -165,13 +173,17 @@ class FittedReadings(DoubleMetric):
         directions, centres = [], []
         for kind in KINDS:
             of_kind, means = [], []
-            for side, decoder in zip("xy", self.dictionary.decoders, strict=True):
+            for place, side in enumerate("xy"):
+                decoder = self.dictionary.decoders[place]
                 mean = getattr(self, f"{kind}_{side}") / self.n
                 products = getattr(self, f"with_{kind}_{side}")
                 centred = products - self.total[..., None] * mean[:, None]
                 direction = centred / spread
-                if kind == "error":  # with f_j d_j put back, whose slope is d_j
-                    direction = direction + decoder * spread.isfinite()
+                # the slope of f_j d_j, where the target is without it, is d_j
+                without = spread.isfinite()
+                if kind == "rebuilt":
+                    without = without & ~self.counting[place][..., None]
+                direction = direction + decoder * without
                 of_kind.append(direction)
                 means.append(mean)
             directions.append((of_kind[0], of_kind[1]))
@@ -180,7 +192,8 @@ class FittedReadings(DoubleMetric):
             directions=((directions[0], directions[1]),),
             centres=(centres[0], centres[1]),
             mean_code=mean_code,
-            variances=self.variances(),
+            variances=self.variances,
+            counting=self.counting,
             squared=True,
         )
 

@@ -10,8 +10,8 @@ from aligners.similarity.double_metric import DoubleMetric
 from aligners.similarity.latents.dictionary import (
     PairedDictionary,
     check_rows_of,
-    errors_and_rebuilt,
     firing,
+    targets_of,
 )
 from aligners.similarity.latents.readings import Readings, check_fired
 
@@ -110,7 +110,10 @@ class LatentSums(DoubleMetric):
         shape = units, latents
         for site in range(len(codes)):
             every = firing(codes[site])
-            targets = errors_and_rebuilt(self.dictionary, site, every, x[site], y[site])
+            states = x[site], y[site]
+            targets = targets_of(
+                self.dictionary, site, every, states, self.readings.counting
+            )
             entries, met = every, every.value
             owners = unit
             if pairs is not None:
@@ -142,7 +145,7 @@ class LatentSums(DoubleMetric):
         return found
 
     def compute(self) -> Tensor:
-        """Return the readings (O, kind, side, G, S, m), each latent's own part put back into the errors of both models.
+        """Return the readings (O, kind, side, G, S, m), each latent's own part put back into targets without it.
 
         Raises:
             ValueError: no row on which a latent fires.
@@ -152,8 +155,11 @@ class LatentSums(DoubleMetric):
         put_back = self.square - self.readings.mean_code * self.total
         for owner, directions in enumerate(self.readings.directions):
             for side, decoder in enumerate(self.dictionary.decoders):
+                missing = ~self.readings.counting[side]
                 gain = torch.linalg.vecdot(directions[0][side], decoder)
                 readings[owner, 0, side] += gain * put_back
+                gain = torch.linalg.vecdot(directions[1][side], decoder)
+                readings[owner, 1, side] += gain * missing * put_back
         for side, variance in enumerate(self.readings.variances):
             readings[:, :, side] /= variance[:, None]
         return readings
