@@ -53,8 +53,8 @@ def examine(
         x: (S, N, d_x) states.
         y: (S, N, d_y) states of the same rows.
         text: (N,) numbers of the texts; rows of a text are neighbours.
-        spaces: "one" reads both models along the decoder of a latent's owner, as for a model and its fine-tuning;
-            "apart" along directions that are fitted for each.
+        spaces: "one" reads both models along the decoder of a latent's owner, centred, as for a model and its
+            fine-tuning; "apart" along directions that are fitted for each.
 
     Raises:
         ValueError: fewer than 4 texts, or as `LatentSums.update` does.
@@ -72,13 +72,12 @@ def examine(
     check_rows_of(dictionary, codes, x, y)
     variance_x = x.double().var(1, correction=0).sum(1)
     variance_y = y.double().var(1, correction=0).sum(1)
+    fitted = FittedReadings(dictionary, variance_x, variance_y)
+    for some in fitting.split(ROWS):
+        fitted.update(codes[:, some], x[:, some], y[:, some])
+    readings = fitted.compute()
     if spaces == "one":
-        readings = decoder_readings(dictionary)
-    else:
-        fitted = FittedReadings(dictionary, variance_x, variance_y)
-        for some in fitting.split(ROWS):
-            fitted.update(codes[:, some], x[:, some], y[:, some])
-        readings = fitted.compute()
+        readings = decoder_readings(dictionary, readings)
 
     sums = LatentSums(dictionary, readings, texts // 2)
     null = LatentSums(dictionary, readings, texts // 2)

@@ -54,28 +54,45 @@ class Readings(NamedTuple):
         return type(self)(*moved(tuple(self)))
 
 
-def decoder_readings(dictionary: PairedDictionary) -> Readings:
+def decoder_readings(
+    dictionary: PairedDictionary, centred: Readings | None = None
+) -> Readings:
     """Read both models along the decoder of the latent's owner, for models that share a space (2504.02922, §3).
 
     β_j = argmin Σ ‖β f_j d_j − t‖² = Σ f_j d_j·t / Σ f_j²‖d_j‖², so the ratio of two readings is that of the two β.
-    Nothing is centred, as in the paper.
+
+    Args:
+        dictionary: of both models.
+        centred: fitted readings, whose means are subtracted from the targets: β then has an intercept. Without, as in
+            the paper, a latent whose decoder points to the mean of what is rebuilt looks shared, also with rows of
+            other texts.
 
     Raises:
         ValueError: the widths differ.
     """
     check_one_space(dictionary)
     sites, latents, width = dictionary.decoder_x.shape
-    zeros = dictionary.decoder_x.new_zeros(sites, width)
-    ones = zeros.new_ones(sites)
+    ones = dictionary.decoder_x.new_ones(sites)
+    mean_code = ones.new_zeros(sites, latents)
+    errors = ones.new_zeros(sites, width), ones.new_zeros(sites, width)
+    if centred is not None:
+        mean_code = centred.mean_code
+        errors = centred.centres[0]
+    rebuilt = []
     directions = []
     for decoder in dictionary.decoders:
+        mean = mean_code[:, None] @ decoder
+        rebuilt.append(mean[:, 0])
         in_both = decoder, decoder
         directions.append((in_both, in_both))
-    centres = (zeros, zeros), (zeros, zeros)
-    mean_code = zeros.new_zeros(sites, latents)
     every = torch.ones_like(mean_code, dtype=torch.bool)
     return Readings(
-        tuple(directions), centres, mean_code, (ones, ones), (every, every), False
+        directions=tuple(directions),
+        centres=(errors, (rebuilt[0], rebuilt[1])),
+        mean_code=mean_code,
+        variances=(ones, ones),
+        counting=(every, every),
+        squared=False,
     )
 
 

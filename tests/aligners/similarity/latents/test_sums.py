@@ -155,6 +155,26 @@ def test_fitted_ratios_do_not_depend_on_coordinates() -> None:
     torch.testing.assert_close(found(True), found(False), rtol=1e-8, atol=1e-9, equal_nan=True)
 
 
+def test_centred_readings_are_those_of_regressions_with_an_intercept() -> None:
+    """On the rows that the means are of, β of least squares with a column of ones, per coordinate of d_j."""
+    dictionary, codes, x, y, unit = rows_of()
+    fit = FittedReadings(dictionary, *VARIANCES)
+    fit.update(codes, x, y)
+    sums = summed(dictionary, decoder_readings(dictionary, fit.compute()), codes, x, y, unit)
+    found = sums.compute().sum(3)
+    f, *states = numpy_site(1, codes, x, y)
+    decoders = numpy_site(1, *dictionary.decoders)
+    biases = numpy_site(1, dictionary.bias_x, dictionary.bias_y)
+    for owner in range(2):
+        for side in range(2):
+            for j in range(LATENTS):
+                of_side = reference.targets(f, decoders[side], biases[side], states[side], j)
+                for kind in range(2):
+                    slope, _ = reference.slope(f[:, j], of_side[kind])
+                    expected = slope @ decoders[owner][j] * f[:, j].var() * ROWS
+                    assert float(found[owner, kind, side, 1, j]) == pytest.approx(expected, rel=1e-8, abs=1e-9)
+
+
 def test_batches_and_sites_do_not_matter() -> None:
     dictionary, codes, x, y, unit = rows_of()
     readings = decoder_readings(dictionary)
