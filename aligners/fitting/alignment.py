@@ -312,6 +312,8 @@ class Alignment(BankTraining):
             losses = self._backward(x, y)
             self._clip(losses)
             self.step(last)
+        for fit in losses:
+            fit.aligner.settle(*fit.orient(x, y))
         if last and self.logs_now:
             for fit, loss in losses.items():
                 alive = self.divergence.step[fit.key] == 0
@@ -473,6 +475,8 @@ class Alignment(BankTraining):
         for fit in self.trained():
             figures = self.validation_figures[fit]
             criteria[fit.key] = figures["fvu"]
+            if fit.aligner.reconstructs:
+                criteria[fit.key] = figures["fvu_reconstruction"]
             if fit.aligner.both_ways:
                 criteria[fit.key] = figures["fvu"] + figures["fvu_inverse"]
         return criteria

@@ -308,6 +308,7 @@ class BankTraining(KnownLength, ABC):
                 watch = partial(divergence.watch, "map", loss, step=step)
                 clip_per_site(aligner, self.gradient_clip, watch)
                 optimizer.step()
+            aligner.settle(some_x, some_y)
             rate.step()
         return divergence.step["map"]
 

@@ -145,6 +145,8 @@ def far_columns(policy: str, fvu: Tensor | None, like: Tensor) -> dict[str, Tens
 class MapErrors(DoubleMetric):
     """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
 
+    `fvu_reconstruction` is the mean FVU of X and Y under what gives both back; NaN for other maps.
+
     `fvu_unseen` is the FVU on the rows whose types fitting did not see; NaN where there are none.
 
     The round trip is ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞, both norms over all rows.
@@ -179,7 +181,7 @@ class MapErrors(DoubleMetric):
         self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
         self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
         self.add_state(
-            "sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum"
+            "sums", torch.zeros(10, sites, dtype=torch.float64), dist_reduce_fx="sum"
         )
         self.add_state(
             "worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max"
@@ -198,6 +200,9 @@ class MapErrors(DoubleMetric):
         if unseen is None:
             unseen = totals.new_zeros(x.shape[1], dtype=torch.bool)
         back, back_total = self._way_back(aligner, x, y, mapped)
+        again = torch.full_like(back, torch.nan)
+        if isinstance(aligner, Aligner) and aligner.reconstructs:
+            again = aligner.reconstruction_errors(x, y).sum(-1)
         sums = [
             torch.full_like(back, x.shape[1]),
             squares.sum(-1),
@@ -208,6 +213,7 @@ class MapErrors(DoubleMetric):
             back_total,
             squares.where(unseen, 0).sum(-1),
             totals.where(unseen, 0).sum(-1),
+            again,
         ]
         self.sums += torch.stack(sums)
 
@@ -241,6 +247,7 @@ class MapErrors(DoubleMetric):
             back_total,
             squares_unseen,
             total_unseen,
+            again,
         ) = self.sums
         fvu = squares / total
         return {
@@ -251,6 +258,7 @@ class MapErrors(DoubleMetric):
             "relative_error": fvu.sqrt(),
             "cosine": cosine / rows,
             "fvu_inverse": back / back_total,
+            "fvu_reconstruction": again / rows,
             "round_trip": self.worst[0]
             / self.worst[1],  # 0/0, so NaN, without an inverse
         }

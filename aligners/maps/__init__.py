@@ -11,9 +11,10 @@ from aligners.maps.from_moments.soft_matching import SoftMatching
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Permutation, Procrustes, Ridge
 from aligners.maps.mlp import MLP, FreeForm
+from aligners.maps.sparse.sparse_aligner import SparseAligner
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "KernelRidge", "Linear",
     "LowRank", "Mean", "NearestNeighbours", "Orthogonal", "Permutation", "Procrustes", "ReducedRank", "Relative",
-    "Ridge", "SoftMatching",
+    "Ridge", "SoftMatching", "SparseAligner",
 ]  # fmt: skip

@@ -34,6 +34,7 @@ class Aligner(nn.Module, ABC):
         closed_form: `fit` is the whole fit; nothing is left to train.
         needs_equal_width: the map exists only for d_x = d_y.
         both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
+        reconstructs: trained to give back the states that it is given, of which `reconstruction_errors` says how well.
         rows_needed: the fewest fitting rows that determine `fit`.
         registry: every aligner class by its `kind`. Classes defined with `registered=False` are left out: they are not
             banks of independent maps.
@@ -47,6 +48,7 @@ class Aligner(nn.Module, ABC):
     closed_form: bool = False
     needs_equal_width: bool = False
     both_ways: bool = False
+    reconstructs: bool = False
     rows_needed: int = 2
     kind: ClassVar[str]
 
@@ -95,6 +97,16 @@ class Aligner(nn.Module, ABC):
         raise NotImplementedError(
             f"{type(self).__name__} is fitted in closed form and has no loss."
         )
+
+    def settle(self, x: Tensor, y: Tensor) -> None:
+        """Set what depends on the weights but has no gradient, after a step on these rows.
+
+        The weights are then those that are kept: averages over steps, if these are averaged.
+        """
+
+    def reconstruction_errors(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return what is left of each row of X and Y, (S, N), in units of FVU. Only where `reconstructs`."""
+        raise NotImplementedError(f"{type(self).__name__} reconstructs nothing.")
 
     def start_names(self) -> Sequence[str]:
         """Return the starting map of a trained aligner at each site: the name of a closed form, or "random"."""

@@ -1,0 +1,328 @@
+"""Crosscoders: a sparse dictionary with one code for the states of several models, and a decoder for each."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor, distributed, nn
+
+from aligners.errors import UserError, check_known, check_range
+from aligners.maps.base import mean_square
+from aligners.maps.sparse.selection import (
+    Selection,
+    least_kept,
+    least_kept_of_gaussians,
+)
+
+EXPANSION = 16  # latents by width
+FIRST_NORM = (
+    0.1  # of a latent's decoder rows together, by the root of the number of models
+)
+ROWS_BY_CHANCE = (
+    100  # a latent is dead after this many times the rows in which one fires on average
+)
+CALIBRATED_ON = 64  # rows of a step, about, on which the threshold is measured
+REMEMBERED = 50  # steps of which the threshold is the average, about
+PENALTY_RISE = 200  # steps over which the penalty of L1 rises
+PENALTY = 0.03
+
+
+class Crosscoder(nn.Module):
+    """A bank of S sparse dictionaries of k models' states: m latents, one code f, and a decoder for each model.
+
+    f = selection(relu(Σ_i x_i W_enc,i + b_enc)), x̂_i = f W_dec,i + b_dec,i. With one model it is a sparse autoencoder.
+    States are centred and divided by their deviation, as by `aligners.maps.base.Scaling`: errors are then in units of
+    FVU, and models of any widths and scales count alike. The size of latent j in a row is f_j Σ_i ‖W_dec,ij‖ / √d_i.
+
+    Selections:
+
+    - batch_topk: in training the N·k largest sizes of a batch of N rows; otherwise sizes above a threshold, so that no
+      row's code depends on other rows. It is measured after every step with the weights that are kept, which may be
+      averages over steps: as a running mean of the least size that would be selected from some of the step's rows.
+    - l1: what is positive, under a penalty on the sum of sizes, which rises over the first steps.
+
+    A dead latent has not fired for `dead_after` rows. An auxiliary loss fits those with the largest codes, d / 2 at
+    most, to what the others leave (Gao et al. 2024).
+
+    Nothing is shared between sites. On several ranks each selects from its own rows; threshold and dead latents are the
+    same on all.
+
+    References: Lindsey et al. 2024, "Sparse Crosscoders for Cross-Layer Features and Model Diffing",
+    https://transformer-circuits.pub/2024/crosscoders; batch top-k: Bussmann, Leask and Nanda 2024, arXiv 2412.06410; of
+    crosscoders: Minder et al. 2025, arXiv 2504.02922, section 2.3; auxiliary loss: Gao et al. 2024, arXiv 2406.04093,
+    appendix A.2; dedicated latents: Jiralerspong and Bricken 2026, arXiv 2602.11729.
+
+    Args:
+        sites: S.
+        widths: d_i of each model.
+        latents: m. Default: 16 times the largest width.
+        active: k, the mean number of active latents of a row under batch_topk.
+        selection: which latents a row keeps.
+        penalty: coefficient of L1. Default: 0.03.
+        own: share of the latents that each model has for itself: the others' weights of these are exactly zero.
+        auxiliary: weight of the auxiliary loss.
+        dead_after: rows. Default: 100 m / k.
+
+    Raises:
+        ValueError: an option is out of range, or of another selection.
+    """
+
+    threshold: Tensor
+    measured: Tensor
+    since: Tensor
+    steps: Tensor
+    partition: Tensor
+
+    def __init__(
+        self,
+        sites: int,
+        widths: Sequence[int],
+        latents: int | None = None,
+        *,
+        active: int = 32,
+        selection: Selection = "batch_topk",
+        penalty: float | None = None,
+        own: float = 0.0,
+        auxiliary: float = 1 / 32,
+        dead_after: int | None = None,
+    ) -> None:
+        super().__init__()
+        if latents is None:
+            latents = EXPANSION * max(widths)
+        check_known(get_args(Selection), selection=selection)
+        check_range(least=1, latents=latents, dead_after=dead_after)
+        check_range(least=1, most=latents, active=active)
+        check_range(least=0, penalty=penalty, auxiliary=auxiliary)
+        if penalty is not None and selection != "l1":
+            raise UserError(
+                f"Expected `penalty` with the selection 'l1' alone, but got {penalty} with {selection!r}, which keeps "
+                "as many latents as `active` says. Leave it out."
+            )
+        most = 0 if len(widths) == 1 else 1 / len(widths)
+        check_range(least=0, most=most, own=own)
+        if dead_after is None:
+            dead_after = ROWS_BY_CHANCE * latents // active
+        if penalty is None:
+            penalty = PENALTY
+
+        self.widths = tuple(widths)
+        self.latents = latents
+        self.active = active
+        self.selection = selection
+        self.penalty = penalty
+        self.auxiliary = auxiliary
+        self.dead_after = dead_after
+        self.own_latents = round(own * latents)
+        self._add_weights(sites)
+        self._add_state(sites)
+
+    def _add_weights(self, sites: int) -> None:
+        """Add decoders of random directions, their transposes as encoders, and biases of zero."""
+        self.draw = int(torch.randint(2**31, ()))
+        joint = sum(self.widths)
+        directions = self._drawn()
+        self.bias = nn.Parameter(torch.zeros(sites, 1, self.latents))
+        self.encoders = nn.ParameterList()
+        self.decoders = nn.ParameterList()
+        self.shifts = nn.ParameterList()
+        for width in self.widths:
+            self.encoders.append(torch.zeros(sites, width, self.latents))
+            self.decoders.append(torch.zeros(sites, self.latents, width))
+            self.shifts.append(torch.zeros(sites, 1, width))
+        self._set_directions(directions.expand(sites, self.latents, joint))
+
+    def _add_state(self, sites: int) -> None:
+        """Add what steps change besides weights, and which latents a model has."""
+        self.register_buffer("threshold", torch.zeros(sites, 1, 1))
+        self.register_buffer("measured", torch.zeros(sites, 1, 1))
+        self.register_buffer("steps", torch.zeros(sites, dtype=torch.long))
+        since = torch.zeros(sites, self.latents, dtype=torch.long)
+        self.register_buffer("since", since)
+        partition = torch.ones(len(self.widths), self.latents)
+        for model in range(len(self.widths)):
+            first = model * self.own_latents
+            others = torch.arange(len(self.widths)) != model
+            partition[others, first : first + self.own_latents] = 0
+        self.register_buffer("partition", partition, persistent=False)
+
+    def _drawn(self) -> Tensor:
+        """Gaussian numbers of the seed, the same at every site: (m, Σ d_i)."""
+        generator = torch.Generator().manual_seed(self.draw)
+        return torch.randn(self.latents, sum(self.widths), generator=generator)
+
+    @torch.no_grad()
+    def _set_directions(self, directions: Tensor) -> None:
+        """Set decoders to directions (S, m, Σ d_i) of one small norm, and encoders to their transposes."""
+        norm = FIRST_NORM * len(self.widths) ** 0.5
+        rows = norm * nn.functional.normalize(directions, dim=-1)
+        parts = rows.split(self.widths, -1)
+        for encoder, decoder, part in zip(
+            self.encoders, self.decoders, parts, strict=True
+        ):
+            decoder.copy_(part)
+            encoder.copy_(part.mT)
+
+    @torch.no_grad()
+    def start(self, covariance: Tensor) -> None:
+        """Draw directions as states are distributed, and set the threshold for them, as if these were Gaussian.
+
+        The directions of a latent in several models then belong together, and no latent lies where states never are.
+
+        Args:
+            covariance: of the states of all models side by side, (S, Σ d_i, Σ d_i), in float64.
+        """
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp(min=0).sqrt()[:, None]
+        drawn = self._drawn().to(covariance)
+        self._set_directions(drawn @ root.mT)
+
+        encoder = torch.cat([self.encoder(i) for i in range(len(self.widths))], 1)
+        encoder = encoder.to(covariance)
+        images = covariance @ encoder
+        variance = (images * encoder).sum(1, keepdim=True)
+        norms = self.norms().to(covariance)
+        deviation = variance.clamp(min=1e-30).sqrt() * norms
+        if self.selection == "batch_topk":
+            threshold = least_kept_of_gaussians(
+                self.bias * norms, deviation, self.active
+            )
+            self.threshold.copy_(threshold)
+
+    def encoder(self, model: int) -> Tensor:
+        """W_enc of a model, zero for latents that are others' own: (S, d_i, m)."""
+        weight = self.encoders[model]
+        if not self.own_latents:
+            return weight
+        return weight * self.partition[model]
+
+    def decoder(self, model: int) -> Tensor:
+        """W_dec of a model, zero for latents that are others' own: (S, m, d_i)."""
+        weight = self.decoders[model]
+        if not self.own_latents:
+            return weight
+        return weight * self.partition[model][:, None]
+
+    def norms(self) -> Tensor:
+        """What a latent of code 1 adds to the states of all models, Σ_i ‖W_dec,ij‖ / √d_i: (S, 1, m)."""
+        total = torch.zeros_like(self.bias)
+        for model, width in enumerate(self.widths):
+            norm = self.decoder(model).norm(dim=-1) / width**0.5
+            total = total + norm[:, None]
+        return total
+
+    def positive(self, states: Sequence[Tensor]) -> Tensor:
+        """Codes before selection, from scaled states (S, N, d_i) of all models: (S, N, m)."""
+        before = self.bias
+        for model, x in enumerate(states):
+            before = torch.baddbmm(before, x, self.encoder(model))
+        return before.relu()
+
+    def codes(self, states: Sequence[Tensor]) -> Tensor:
+        """Codes of scaled states (S, N, d_i) of all models, each row's for itself: (S, N, m)."""
+        positive = self.positive(states)
+        if self.selection == "l1":
+            return positive
+        return positive * (positive * self.norms() > self.threshold)
+
+    def decode(self, codes: Tensor) -> list[Tensor]:
+        """Scaled states of all models from codes (S, N, m): (S, N, d_i) each."""
+        states = []
+        for model, shift in enumerate(self.shifts):
+            states.append(torch.baddbmm(shift, codes, self.decoder(model)))
+        return states
+
+    def loss(self, states: Sequence[Tensor]) -> Tensor:
+        """FVU of all models, added, with the penalty of L1 and the auxiliary loss, of scaled states: (S,).
+
+        In train mode it also counts the rows since each latent has fired.
+        """
+        positive = self.positive(states)
+        norms = self.norms()
+        codes = positive
+        penalty = positive.new_zeros(())
+        if self.selection == "batch_topk":
+            sizes = (positive * norms).detach()
+            least = least_kept(sizes, self.active)
+            codes = positive * (sizes >= least)
+        else:
+            risen = ((self.steps + 1) / PENALTY_RISE).clamp(max=1)
+            sums = (positive * norms).sum(2).mean(1)
+            penalty = self.penalty * risen.to(sums) * sums
+        if self.training:
+            self._count(codes)
+
+        residuals = []
+        for x, again in zip(states, self.decode(codes), strict=True):
+            residuals.append(x - again)
+        fvu = sum((mean_square(residual) for residual in residuals), start=penalty)
+        return fvu + self._auxiliary_loss(positive, residuals)
+
+    @torch.no_grad()
+    def _count(self, codes: Tensor) -> None:
+        """Count a step, and the rows of all ranks since each latent has fired."""
+        fired = (codes > 0).any(1)
+        rows = codes.shape[1] * ranks()
+        self.since.add_(rows).masked_fill_(fired, 0)
+        self.steps.add_(1)
+
+    def dead(self) -> Tensor:
+        """Which latents have not fired for `dead_after` rows of training: (S, m) bool."""
+        return self.since >= self.dead_after
+
+    def _auxiliary_loss(self, positive: Tensor, residuals: Sequence[Tensor]) -> Tensor:
+        """The share of what is left that dead latents leave of it, by its weight: (S,), or a zero."""
+        dead = self.dead()
+        most = int(dead.sum(1).max())
+        if not self.auxiliary or not most:
+            return positive.new_zeros(())
+        # the dead ones of each site first; those beyond a site's own number have the code 0
+        numbers = dead.byte().topk(most, 1).indices
+        among = dead.gather(1, numbers)
+        codes = positive.gather(2, _beside(numbers, positive, 1))
+        codes = codes * among[:, None]
+        kept = min(most, max(1, max(self.widths) // 2))
+        largest = codes.topk(kept, 2)
+        codes = torch.zeros_like(codes).scatter(2, largest.indices, largest.values)
+
+        loss = positive.new_zeros(())
+        for model, residual in enumerate(residuals):
+            decoder = self.decoder(model)
+            decoder = decoder.gather(1, _beside(numbers, decoder, 2))
+            left = residual.detach()
+            total = mean_square(left).clamp(min=1e-30)
+            loss = loss + mean_square(left - codes @ decoder) / total
+        any_dead = among.any(1)
+        return self.auxiliary * loss * any_dead
+
+    @torch.no_grad()
+    def settle(self, states: Sequence[Tensor]) -> None:
+        """Measure the threshold on some of these scaled states, with the weights as they are now."""
+        if self.selection != "batch_topk":
+            return
+        rows = states[0].shape[1]
+        every = max(1, rows // CALIBRATED_ON)
+        some = [x[:, ::every] for x in states]
+        sizes = self.positive(some) * self.norms()
+        least = least_kept(sizes, self.active)
+        if ranks() > 1:
+            distributed.all_reduce(least)
+            least = least / ranks()
+            distributed.all_reduce(self.since, op=distributed.ReduceOp.MIN)
+        self.measured.add_(1)
+        share = (1 / self.measured).clamp(min=1 / REMEMBERED)
+        moved = self.threshold + share * (least - self.threshold)
+        self.threshold.copy_(moved)
+
+
+def ranks() -> int:
+    """The number of processes that train together."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
+
+
+def _beside(numbers: Tensor, like: Tensor, axis: int) -> Tensor:
+    """Repeat the numbers of latents (S, D) along a new axis of the size of another tensor's."""
+    shape = list(numbers.shape)
+    shape.insert(axis, like.shape[axis])
+    return numbers.unsqueeze(axis).expand(shape)
