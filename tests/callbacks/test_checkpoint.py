@@ -26,6 +26,7 @@ from aligners.fitting.saved_bank import ALIGNMENT, load_bank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.maps.sparse.sparse_aligner import SparseAligner
 
 BATCHES, EPOCHS = 6, 2
 
@@ -36,7 +37,12 @@ def run(
     **options: Any,
 ) -> pl.Trainer:  # fmt: skip
     module = Alignment(
-        {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)},
+        {
+            "linear": Linear,
+            "mlp": partial(MLP, hidden=[8]),
+            "inn": partial(INN, couplings=2, hidden=8),
+            "sparse": partial(SparseAligner, latents=32, active=4, dead_after=200),
+        },
         both_directions=True,
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
     )

@@ -12,6 +12,7 @@ from aligners.maps.sparse.selection import (
     Selection,
     least_kept,
     least_kept_of_gaussians,
+    products,
 )
 
 EXPANSION = 16  # latents by width
@@ -21,8 +22,8 @@ FIRST_NORM = (
 ROWS_BY_CHANCE = (
     100  # a latent is dead after this many times the rows in which one fires on average
 )
-CALIBRATED_ON = 64  # rows of a step, about, on which the threshold is measured
-REMEMBERED = 50  # steps of which the threshold is the average, about
+CALIBRATED_ON = 128  # rows of a step, about, on which the threshold is measured
+REMEMBERED = 16  # steps of which the threshold is the average, about
 PENALTY_RISE = 200  # steps over which the penalty of L1 rises
 PENALTY = 0.03
 
@@ -212,7 +213,7 @@ class Crosscoder(nn.Module):
 
     def positive(self, states: Sequence[Tensor]) -> Tensor:
         """Codes before selection, from scaled states (S, N, d_i) of all models: (S, N, m)."""
-        before = self.bias
+        before: Tensor = self.bias
         for model, x in enumerate(states):
             before = torch.baddbmm(before, x, self.encoder(model))
         return before.relu()
@@ -226,9 +227,14 @@ class Crosscoder(nn.Module):
 
     def decode(self, codes: Tensor) -> list[Tensor]:
         """Scaled states of all models from codes (S, N, m): (S, N, d_i) each."""
+        decoders = [self.decoder(model) for model in range(len(self.widths))]
+        if self.selection == "l1":  # which keeps about half of all latents at first
+            sums = [codes @ decoder for decoder in decoders]
+        else:
+            sums = products(codes, decoders)
         states = []
-        for model, shift in enumerate(self.shifts):
-            states.append(torch.baddbmm(shift, codes, self.decoder(model)))
+        for added, shift in zip(sums, self.shifts, strict=True):
+            states.append(added + shift)
         return states
 
     def loss(self, states: Sequence[Tensor]) -> Tensor:
