@@ -3,7 +3,8 @@
 `train.py fit` begins in processes of their own, on few and short texts, between the models that `--models` names or
 between two GPT-2s of random weights that are saved first. "First batch" is everything between the texts and it: the
 moments of the fitting rows and a validation come before any map is trained. Seconds are of the wall and of processors;
-the load says how busy the machine was.
+the load says how busy the machine was. Beside them is a process that only imports torch, Lightning and transformers.
+Modules are read as bytecode, as an installed package's are, also where the environment says to write none.
 
 `--before` names another checkout of the project, whose runs alternate with those of this one.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,6 +35,7 @@ STEPS = ("imports", "options", "models", "texts", "first batch", "first step")
 LAST = STEPS[-1]
 MARKS = "FIRST_STEP_MARKS"  # file of a process that is timed
 BEGAN = "FIRST_STEP_BEGAN"
+BARE = "import torch, lightning.pytorch, transformers"
 
 
 class Marks:
@@ -103,12 +106,33 @@ def _watch(marks: Marks) -> None:
 def timed(words: list[str], folder: Path, threads: int, checkout: Path = ROOT) -> Run:
     """The marks of one process, which runs the sources of a checkout."""
     file = folder / "marks.json"
-    began = {MARKS: str(file), BEGAN: str(time.time())}
-    environment = {**os.environ, **began, "OMP_NUM_THREADS": str(threads)}
+    environment = environment_of(threads)
+    environment |= {MARKS: str(file), BEGAN: str(time.time())}
     script = checkout / "benchmarks" / "first_step.py"
     command = [sys.executable, str(script), "--fit", *words]
     subprocess.run(command, env=environment, cwd=folder, check=True, stdout=sys.stderr)
     return json.loads(file.read_text())
+
+
+def timed_bare(threads: int) -> tuple[float, float]:
+    """Seconds of a process with bare imports, of the wall and of its processors."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.time()
+    subprocess.run(
+        [sys.executable, "-c", BARE], env=environment_of(threads), check=True
+    )
+    wall = time.time() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    user = after.ru_utime - before.ru_utime
+    system = after.ru_stime - before.ru_stime
+    return wall, user + system
+
+
+def environment_of(threads: int) -> dict[str, str]:
+    """The environment of a process that is timed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def saved_models(folder: Path, options: argparse.Namespace) -> list[str]:
@@ -162,17 +186,43 @@ def spent(run: Run) -> Iterator[tuple[str, float, float]]:
         last_processors = processors
 
 
-def add(figures: Figures, runs: Sequence[Run], before: Sequence[Run] = ()) -> None:
-    """Add the medians over the runs, step by step, and of the whole: of this checkout, and of the other if it ran."""
+def add(
+    figures: Figures,
+    runs: Sequence[Run],
+    before: Sequence[Run] = (),
+    bare: Sequence[tuple[float, float]] = (),
+) -> None:
+    """Add the medians over the runs, step by step, and of the whole: of this checkout, and of the other if it ran.
+
+    Args:
+        figures: to which they are added.
+        runs: of this checkout.
+        before: of another checkout.
+        bare: seconds of processes with bare imports, each of the wall and of its processors.
+    """
     for name, each in (("", runs), ("before: ", before)):
         if each:
             add_steps(figures, name, each)
+    if bare:
+        add_bare(figures, bare, runs)
     whole = statistics.median(run[LAST][0] for run in runs)
     cores = os.cpu_count() or 1
     bar = 9
     if cores >= 16:
         bar = 6
     figures.add("until after the first step, seconds", whole, bar=bar)
+
+
+def add_bare(
+    figures: Figures, bare: Sequence[tuple[float, float]], runs: Sequence[Run]
+) -> None:
+    """Add what bare imports take, and how many times as much a processor works until after the first step."""
+    walls, of_processors = zip(*bare, strict=True)
+    processors = statistics.median(of_processors)
+    whole = statistics.median(run[LAST][1] for run in runs)
+    figures.add("bare imports, seconds", statistics.median(walls))
+    figures.add("bare imports, seconds of processors", processors)
+    figures.add("first step / bare imports, of processors", whole / processors)
 
 
 def add_steps(figures: Figures, name: str, runs: Sequence[Run]) -> None:
@@ -213,11 +263,13 @@ def main() -> None:
         runs: dict[Path, list[Run]] = {checkout: [] for checkout in checkouts}
         for checkout in checkouts:  # keeps what the command's options are
             timed(words, folder, options.threads, checkout)
+        bare = []
         for _ in range(options.rounds):
+            bare.append(timed_bare(options.threads))
             for checkout in checkouts:
                 run = timed(words, folder, options.threads, checkout)
                 runs[checkout].append(run)
-    add(figures, runs.pop(ROOT), *runs.values())
+    add(figures, runs.pop(ROOT), *runs.values(), bare=bare)
     load, _, _ = os.getloadavg()
     figures.add("load of the machine over the last minute", load)
     figures.write(options.json)

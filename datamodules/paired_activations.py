@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader
 
@@ -38,9 +38,6 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from aligners.models.recorded.source_names import all_recorded
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Pairing:
@@ -235,8 +232,8 @@ class PairedActivations(TextModule):
             return self._other["test"]
         return super().split(name)
 
-    def _plain_texts(self, split: Split) -> Dataset:
-        """Return a split as text."""
+    def _plain_texts(self, split: Split) -> Any:
+        """Return a split as text, a `Dataset`: its name here would let the parser of options import `datasets`."""
         if split == "other" and self._other is not None:
             return self._other.texts.test
         return getattr(self.texts, split)

@@ -43,7 +43,7 @@ table.train(sys.argv[1:])
             "from aligners.api import INN, Linear, cka; Linear()",
             {*LATE, "lightning", "transformers", "datasets", "torchmetrics", "wandb", "scipy", "matplotlib"},
         ),
-        ("from aligners.cli.table import find, import_first; import_first(); find('train', 'fit')",
+        ("from aligners.cli.table import find, import_first; import_first(); find('train', 'fit').parser()",
          {*LATE, *NOT_TO_FIT, "datasets", "pyarrow", "wandb"}),
     ],
     ids=["package", "api", "fit"],
@@ -58,19 +58,19 @@ def test_what_is_not_needed_is_not_imported(code: str, none_of: set[str]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("logger", ["false", "true"])
-def test_what_is_imported_by_the_first_step_of_a_fit(world: World, tmp_path: Path, logger: str) -> None:
+@pytest.mark.parametrize(("logger", "mode"), [("false", "offline"), ("true", "offline"), ("true", "disabled")])
+def test_what_is_imported_by_the_first_step_of_a_fit(world: World, tmp_path: Path, logger: str, mode: str) -> None:
     known_options("train", "fit")  # which imports everything where it is not kept yet
     text = {"data__text__source": world.fit, "data__text__held_out": world.test, "data__max_length": 64}
     given = options(data__model_x=world.model_x, data__model_y=world.model_y, **text)
     given += options(model__aligners="mlp", trainer__accelerator="cpu", trainer__logger=logger)
     words = [sys.executable, "-c", FIRST_STEP, "fit", *given, "--run", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": mode}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
     imported = set(done.stdout.splitlines()[-1].split())
     assert "datasets" in imported, done.stderr
     assert NOT_TO_FIT & imported == set()
-    assert ("wandb" in imported) == (logger == "true")
+    assert ("wandb" in imported) == ((logger, mode) == ("true", "offline"))
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from aligners.files.atomic import confined, let_write
 from aligners.models.recorded.source_names import check_command
 from aligners.progress import tell
 from aligners.reports.publishing import WriteReport, write_report
-from aligners.reports.tracking import new_number, unfinished
+from aligners.reports.tracking import complete, new_number, unfinished
 
 LARGEST_SEED = 2**32 - 1  # NumPy's
 # What to do for each run of this process's command if it ends well.
@@ -433,7 +433,9 @@ class Run:
         if begun:  # a separate folder, because a logger deletes the files that it finds in its own
             times = len(list(self.folder.glob("resumed-*")))
             place = self.folder / f"resumed-{times + 1}"
-        number = new_number(self.folder, number) if folders.rank() == 0 else None
+        if folders.rank() == 0:
+            number = new_number(self.folder, number)
+            _at_the_end.append(partial(complete, self.folder))
         return run_loggers(place, self.command.kind or "", number)
 
     def _tell_wandb(self, experiment: Any) -> None:

@@ -13,12 +13,12 @@ from aligners.cli.folders import rank
 from aligners.cli.options import flat
 from aligners.reports.tracking import (
     RunArtifact,
-    complete,
     described,
     log_inputs,
     log_outputs,
     start_run,
     states,
+    turned_off,
 )
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
     """Make the loggers, CSV and W&B, both inside the run's folder.
 
     W&B follows WANDB_MODE, but is online only for a user who is logged in; it never prompts. Only rank 0 starts a run.
+    Where it is disabled, there is no logger for it, and it is not imported.
 
     Args:
         folder: folder of the run.
@@ -42,6 +43,8 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
         _ = (
             csv.experiment
         )  # before W&B writes: this deletes what it finds of an older run
+    if turned_off():
+        return [csv]
     if rank() != 0:
         return [csv, WandbLogger(save_dir=folder, mode="disabled")]
     run = start_run(folder, folder.name, kind, number=number)
@@ -51,7 +54,7 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
 
 
 def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> None:
-    """Log what a run has used and left, and mark it as complete.
+    """Log what a run has used and left, in its artifacts.
 
     The run's files do not depend on this: if W&B rejects an artifact, there is only a warning.
 
@@ -61,7 +64,6 @@ def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> N
         options: the command's options as plain values.
         made: the same options, instantiated.
     """
-    complete(folder)
     if run.disabled:
         return
     try:

@@ -109,6 +109,11 @@ def start_run(
         return wandb.init(mode="offline", **options)
 
 
+def turned_off() -> bool:
+    """Tell whether WANDB_MODE is disabled."""
+    return os.environ.get("WANDB_MODE") == "disabled"
+
+
 def logged_in() -> bool:
     """Tell whether there is a key for W&B. It never prompts."""
     import wandb

@@ -213,7 +213,8 @@ def test_seconds_to_the_first_step_are_by_step_and_of_both_checkouts() -> None:
         return {step: (wall, wall / 2) for step, wall in zip(first_step.STEPS, walls, strict=True)}
 
     figures = Figures("cpu")
-    first_step.add(figures, [run(3, 4, 6, 7, 9, 10), run(2, 4, 8, 9, 11, 12)], [run(4, 6, 9, 11, 14, 15)])
+    before = [run(4, 6, 9, 11, 14, 15)]
+    first_step.add(figures, [run(3, 4, 6, 7, 9, 10), run(2, 4, 8, 9, 11, 12)], before, bare=[(6, 4), (8, 5), (1, 0.5)])
     found = {name: figure["value"] for name, figure in figures.figures.items()}
     assert found["imports, seconds"] == 2.5
     assert found["models, seconds"] == 3
@@ -222,3 +223,14 @@ def test_seconds_to_the_first_step_are_by_step_and_of_both_checkouts() -> None:
     assert found["until after the first step, seconds of processors"] == 5.5
     assert found["before: until after the first step, seconds of processors"] == 7.5
     assert found["until after the first step, seconds"] == 11
+    assert found["bare imports, seconds"] == 6
+    assert found["bare imports, seconds of processors"] == 4
+    assert found["first step / bare imports, of processors"] == 5.5 / 4
+
+
+def test_bare_imports_are_of_a_process_of_its_own_that_may_write_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    busy = "import sys, time; assert not sys.dont_write_bytecode\nwhile time.process_time() < 0.2: pass"
+    monkeypatch.setattr(first_step, "BARE", busy)
+    wall, processors = first_step.timed_bare(1)
+    assert min(wall, processors) > 0.19

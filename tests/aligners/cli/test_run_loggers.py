@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import wandb
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
 from tests.processes import Started
 from tests.wandb_files import artifacts, records, run_numbers
 from tests.world import World
 
+from aligners.cli import run_loggers
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run
 from aligners.cli.table import evaluate, train
 from aligners.fitting.saved_bank import load_bank
@@ -90,6 +93,17 @@ def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyP
         warnings.filterwarnings("error", message="W&B does not know.*")
         fit(world, "fit")
     assert Path("fit/aligners.safetensors").is_file()
+    assert Path("fit/metrics.csv").is_file()
+    assert unfinished(Path("fit")) is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_wandb_there_is_no_logger_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr(run_loggers, "rank", lambda: rank)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it is an error
+    (logger,) = run_loggers.run_loggers(tmp_path / "run", "fit")
+    assert isinstance(logger, CSVLogger)
 
 
 @given(st.lists(st.text(min_size=1), min_size=2, max_size=2, unique=True))
