@@ -190,6 +190,7 @@ def add(
     figures: Figures,
     runs: Sequence[Run],
     before: Sequence[Run] = (),
+    *,
     bare: Sequence[tuple[float, float]] = (),
 ) -> None:
     """Add the medians over the runs, step by step, and of the whole: of this checkout, and of the other if it ran.
