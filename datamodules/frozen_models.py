@@ -125,7 +125,12 @@ class FrozenModels:
         Raises:
             ValueError: some are recorded and others are not, or as `RecordedRun`.
         """
-        return RecordedRun(self.names) if all_recorded(self.names) else None
+        if not all_recorded(self.names):
+            return None
+        known = None
+        if self.known is not None:
+            known = self.known.folder
+        return RecordedRun(self.names, known)
 
     @cached_property
     def loaded(self) -> list[FrozenModel]:

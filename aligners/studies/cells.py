@@ -11,6 +11,8 @@ from aligners.files.yaml_tables import table_beside
 from aligners.models.architectures import architecture_of
 from aligners.models.loading.model_files import read_config
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
+from aligners.models.recorded.files import open_states
+from aligners.models.recorded.source_names import is_recorded, states_source
 from aligners.studies.spec import Stage
 
 PAIR = ["model_x", "model_y"]
@@ -162,7 +164,7 @@ class Size:
     Attributes:
         layers: number of blocks, L.
         width: width of the states, d.
-        vocabulary: number of tokens.
+        vocabulary: number of tokens; 0 for recorded states, which have no weights.
         head: task of its head: classification, masked or causal; None: no head, or not known.
         known: whether the size was read; otherwise it is a guess.
         heads: attention heads of each block; None: not known.
@@ -178,6 +180,8 @@ class Size:
     @property
     def weights(self) -> int:
         """Number of weights: 12 d² in a block, whose feed-forward layer is 4 d wide, and d for each token."""
+        if not self.vocabulary:
+            return 0
         return self.layers * 12 * self.width**2 + self.vocabulary * self.width
 
 
@@ -189,7 +193,7 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
     """Return the size of a model.
 
     Args:
-        name: Hub id, folder, or embedded model.
+        name: Hub id, folder, embedded model, or recorded states.
         data: the study's data options.
 
     Raises:
@@ -197,6 +201,8 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
     """
     if name.startswith(EMBEDDED):
         return _embedded_size(name)
+    if is_recorded(name):
+        return _recorded_size(name)
     trusted = data.get("trust_remote_code", False)
     config = read_config(name, {"revision": None, "trust_remote_code": trusted})
     architecture = architecture_of(config.model_type)
@@ -223,6 +229,11 @@ def _embedded_size(name: str) -> Size:
     return Size(
         recipe.layers, recipe.width, recipe.vocabulary, head, heads=recipe.heads
     )
+
+
+def _recorded_size(name: str) -> Size:
+    arrays = open_states(states_source(name)).arrays
+    return Size(layers=len(arrays) - 1, width=arrays[0].width, vocabulary=0)
 
 
 def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:

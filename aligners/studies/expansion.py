@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from aligners.datamodules.run_identity import NOT_OF_FILES
 from aligners.errors import UserError
 from aligners.models.recipes import EMBEDDED
+from aligners.models.recorded.source_names import all_recorded, check_command
 from aligners.reports.names import file_names
 from aligners.reports.study.printed import with_definitions
 from aligners.studies.cells import (
@@ -55,6 +56,7 @@ def expand(study: Study, commands: Commands) -> list[Cell]:
     """
     check_data(study, commands)
     check_embedded(study)
+    check_recorded(study)
     cells = _Cells(study, commands)
     for task in study.tasks:
         for stage in study.stages:
@@ -478,6 +480,21 @@ def check_embedded(study: Study) -> None:
                     "is trained on the texts that it reads, and would be another model there than where it is "
                     f"{stages[-1]}. Give the tasks this text, or name models by their folders."
                 )
+
+
+def check_recorded(study: Study) -> None:
+    """Raise if recorded states are named beside models, or for what needs a model that can be run."""
+    names = study.models.listed()
+    if not all_recorded(names):
+        return
+    made = [stage for stage in study.stages if stage != "pretrained"]
+    if made:
+        raise UserError(
+            f"Expected `stages` to be pretrained alone for recorded states, but got {made[0]}, which makes other "
+            f"models: {names[0]} was recorded from one that is not here."
+        )
+    for kind in study.work():
+        check_command(kind, names)
 
 
 def with_kept_rows(cell: Cell) -> Cell:

@@ -32,7 +32,8 @@ class Models:
     """The models to compare.
 
     Args:
-        names: Hub ids, folders, or embedded models; or one name with {seed} in it, and `seeds`.
+        names: Hub ids, folders, or embedded models; or one name with {seed} in it, and `seeds`. Or all of them are
+            recorded states, `states:PATH`.
         seeds: how many (25: 0, 1, ..., 24), or which.
         groups: name of a group -> its models, for example families; tables keep them apart.
         bases: name of a pretrained model -> those of `names` that were fine-tuned from it; or the name of the only one.

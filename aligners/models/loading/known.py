@@ -48,7 +48,7 @@ class KnownModels:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._new: list[tuple[Path, FrozenModel, bool]] = []
 
     def place(self, name: str, source: Mapping[str, Any], *options: Any) -> Path | None:
@@ -64,7 +64,7 @@ class KnownModels:
             return None
         about = [*map(str, options), transformers.__version__, *map(_described, files)]
         digest = blake2b(json.dumps(about).encode(), digest_size=12)
-        return self._folder / f"{digest.hexdigest()}.json"
+        return self.folder / f"{digest.hexdigest()}.json"
 
     def find(self, place: Path) -> Known | None:
         """Return what is recorded there of the model; None: nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from aligners.models.architectures import Component, Task
 from aligners.models.model import FrozenModel, Inputs
 from aligners.models.recorded.files import Opened, column_of, open_states
 from aligners.models.recorded.joining import Joined, Side, join
+from aligners.models.recorded.known_states import KnownStates
 from aligners.models.recorded.row_arrays import Seen
 from aligners.models.recorded.source_names import StatesSource, states_source
 
@@ -274,6 +276,7 @@ class RecordedRun:
 
     Args:
         names: the names of the models, all of recorded states.
+        known: where is written down what was seen in files that have not changed; None: all are read through.
 
     Attributes:
         models: one for each name; a name that comes twice has one object.
@@ -285,7 +288,7 @@ class RecordedRun:
         ValueError: a source cannot be read, or rows cannot be paired; see `join`.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], known: Path | None = None) -> None:
         sources = {name: states_source(name) for name in names}
         opened = {name: open_states(source) for name, source in sources.items()}
         sides = [_side(sources[name], opened[name]) for name in sources]
@@ -295,7 +298,7 @@ class RecordedRun:
         by_name: dict[str, RecordedStates] = {}
         units: dict[str, bool] = {}
         for name, rows in zip(sources, self.joined.rows, strict=True):
-            seen = Seen.of(opened[name].arrays)
+            seen = KnownStates(known).seen(sources[name], opened[name].arrays)
             units[name] = seen.unit
             by_name[name] = RecordedStates(
                 sources[name], opened[name], seen, rows, self.tokens

@@ -1,6 +1,8 @@
 """Recorded states look their rows up, and say by name what is wrong with them or what they cannot do."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from aligners.datamodules.pairings import attention_states, pair_states, pairs_s
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.models.recorded.recorded_states import RecordedRun, RecordedStates
+from aligners.models.recorded.row_arrays import Seen
 from aligners.reports.sharing.public_names import public_names, renamed
 
 N, D = 60, 4
@@ -226,3 +229,38 @@ def test_texts_are_not_read(tmp_path: Path, states: np.ndarray) -> None:
     (model,) = recorded(save(tmp_path / "x.npy", states))
     with pytest.raises(UserError, match=r"Expected groups of recorded rows, but got 'a film'"):
         api.states(model, ["a film"], 0)
+
+
+def test_unchanged_files_are_read_through_once_where_there_is_a_store(
+    tmp_path: Path, states: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states[1, 5, 0] = np.nan
+    np.save(tmp_path / "mask.npy", np.arange(N) != 5)
+    file = tmp_path / "x.npy"
+    name = f"{save(file, states)}:mask=mask.npy"
+    reads, real = [], Seen.of
+    monkeypatch.setattr(Seen, "of", lambda arrays: reads.append(1) or real(arrays))
+    store = {"store": tmp_path / "store"}
+
+    def fingerprint(name: str, **options: Any) -> str:
+        return pair_states(name, name, **options).describe()["models"]["x"]["fingerprint"]
+
+    first = fingerprint(name, **store)
+    assert fingerprint(name, **store) == first
+    assert len(reads) == 1
+    assert fingerprint(name) == first
+    assert len(reads) == 2  # without a store
+    with pytest.raises(UserError, match=r"1 rows of .* hold NaN .*: rows 5 "):
+        fingerprint(name.partition(":mask")[0], **store)  # which is known, too
+    assert len(reads) == 2
+
+    assert fingerprint(f"{name},column=1", **store) != first
+    content, dates = file.read_bytes(), file.stat()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(file, ns=(dates.st_atime_ns, dates.st_mtime_ns))  # its content's date alone can be set back
+    assert fingerprint(name, **store) != first
+    assert len(reads) == 4
+    for known in (tmp_path / "store" / "models").glob("*.json"):
+        known.write_text("{}")
+    fingerprint(name, **store)
+    assert len(reads) == 5
