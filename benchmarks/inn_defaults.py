@@ -34,7 +34,8 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # runs from a bare checkout
 
-from aligners.api.model_states import inject, load
+from aligners.api.model_injection import inject
+from aligners.api.model_states import load
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split

@@ -13,6 +13,7 @@ from aligners.api.compare_arrays import Compared, compare_arrays
 from aligners.api.measures import *
 
 if TYPE_CHECKING:
+    from aligners.api.model_injection import *
     from aligners.api.model_states import *
     from aligners.api.model_updates import *
 
@@ -47,9 +48,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what runs models, and thereby transformers, only when it is used."""
     if name in __all__:
-        from aligners.api import model_states, model_updates
+        from aligners.api import model_injection, model_states, model_updates
 
-        return getattr(
-            model_states if name in model_states.__all__ else model_updates, name
-        )
+        for module in (model_states, model_injection):
+            if name in module.__all__:
+                return getattr(module, name)
+        return getattr(model_updates, name)
     raise AttributeError(f"module 'aligners.api' has no attribute {name!r}")

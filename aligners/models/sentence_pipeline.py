@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedConfig
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.user_files import refusing
@@ -319,6 +319,16 @@ class SentencePipeline:
             name = self.name
         length = self._json("/".join(filter(None, [path, LENGTH])))
         self._lower_case = bool(length.get("do_lower_case"))
+        config = self._read_weights(name)
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self._hidden = config.get_text_config().hidden_size
+        limits = [max_tokens, *self._limits(config, length.get("max_seq_length"))]
+        known = [limit for limit in limits if limit is not None and limit > 0]
+        self.max_tokens = min(known)
+
+    def _read_weights(self, name: str) -> PreTrainedConfig:
+        """Read the tokenizer and the transformer, all of whose weights must be there, and return its config."""
         with quiet():
             config = read_config(name, dict(self._where))
             self.tokenizer = read_tokenizer(name, dict(self._where), config)
@@ -329,17 +339,16 @@ class SentencePipeline:
             raise UserError(
                 f"Expected all weights in the model {name}, but {', '.join(random[:4])} are missing. {AGAIN}"
             )
-        if self.tokenizer.pad_token is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
         self.transformer: nn.Module = model.eval().requires_grad_(False)
         self.transformer.to(self.device)
-        self._hidden = config.get_text_config().hidden_size
-        limits = [length.get("max_seq_length"), max_tokens]
-        if length.get("max_seq_length") is None:
-            positions = getattr(config, "max_position_embeddings", None)
-            limits += [self.tokenizer.model_max_length, positions]
-        known = [limit for limit in limits if limit is not None and limit > 0]
-        self.max_tokens = min(known)
+        return config
+
+    def _limits(self, config: PreTrainedConfig, given: int | None) -> list[int | None]:
+        """Return the most tokens of a text: as the pipeline gives it, or else as its tokenizer and positions allow."""
+        if given is not None:
+            return [given]
+        positions = getattr(config, "max_position_embeddings", None)
+        return [self.tokenizer.model_max_length, positions]
 
     def _read_layers(
         self, modules: Sequence[Mapping[str, Any]]

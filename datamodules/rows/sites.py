@@ -78,10 +78,10 @@ def _equal_layers(
 ) -> list[tuple[int, ...]]:
     """Return the same layers for all models."""
     if len(set(depths)) > 1:
-        listed = " and ".join(map(str, depths))
+        last = " and ".join(map(str, depths))
         raise UserError(
-            f"`sites` {sites!r} pairs equal layers, but the models have {listed} blocks. Name one of each, for "
-            f"example `sites` '{_example(1, depths)}, {_example(2, depths)}'."
+            f"`sites` {sites!r} pairs equal sites, but the last ones are {last} (counted from 0). Name one of each, "
+            f"for example `sites` '{_example(1, depths)}, {_example(2, depths)}'."
         )
     layers = parse_layers(sites, depths[0], component)
     return [(layer,) * len(depths) for layer in layers]

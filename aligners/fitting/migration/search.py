@@ -39,6 +39,30 @@ def nearest(
     Raises:
         ValueError: there are fewer than k documents, or widths differ.
     """
+    _check_index(queries, index, k)
+    asked = _rows(queries, similarity, device)
+    values = torch.full((len(asked), 0), -torch.inf, device=device)
+    places = torch.zeros((len(asked), 0), dtype=torch.long, device=device)
+    step = max(k, AT_ONCE // max(1, len(asked)))
+    for start in range(0, len(index), step):
+        part = _rows(index[start : start + step], similarity, device)
+        similar = asked @ part.T
+        found, at = _largest(similar, k)
+        values = torch.cat([values, found], 1)
+        places = torch.cat([places, at + start], 1)
+        values, best = _largest(values, k)
+        places = places.gather(1, best)
+    return places.cpu().numpy()
+
+
+def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest values of each row, or all that there are, and their places."""
+    most = min(k, values.shape[1])
+    found = values.topk(most, 1)
+    return found.values, found.indices
+
+
+def _check_index(queries: np.ndarray, index: np.ndarray, k: int) -> None:
     if len(index) < k:
         raise UserError(
             f"Expected at least {k} documents in the index, but got {len(index)}. Give more texts."
@@ -47,19 +71,6 @@ def nearest(
         raise UserError(
             f"Expected queries of the width of the index, {index.shape[1]}, but got {queries.shape[1]}."
         )
-    asked = _rows(queries, similarity, device)
-    values = torch.full((len(asked), 0), -torch.inf, device=device)
-    places = torch.zeros((len(asked), 0), dtype=torch.long, device=device)
-    step = max(k, AT_ONCE // max(1, len(asked)))
-    for start in range(0, len(index), step):
-        part = _rows(index[start : start + step], similarity, device)
-        similar = asked @ part.T
-        found, at = similar.topk(min(k, len(part)), 1)
-        values = torch.cat([values, found], 1)
-        places = torch.cat([places, at + start], 1)
-        values, best = values.topk(min(k, values.shape[1]), 1)
-        places = places.gather(1, best)
-    return places.cpu().numpy()
 
 
 def _rows(

@@ -54,15 +54,20 @@ class SoftMatching(Affine):
             ValueError: a neuron is constant over the fitting rows, or not finite.
         """
         x, y = deviations(moments)
-        correlations = moments.xy / moments.n / (x[:, :, None] * y[:, None])
+        covariances = moments.xy / moments.n
+        scales = x[:, :, None] * y[:, None]
+        correlations = covariances / scales
         plans = []
         for values in correlations.cpu().numpy():
             of_site = transport_plan(values)
             plans.append(torch.from_numpy(of_site))
         plan = torch.stack(plans).to(correlations)
         gained = plan * correlations
-        self.correlation.copy_(gained.sum((1, 2)))
-        self.set_map(moments, self.d_y * plan, self.d_x * plan.mT)
+        total = gained.sum((1, 2))
+        self.correlation.copy_(total)
+        weight = self.d_y * plan
+        weight_back = self.d_x * plan.mT
+        self.set_map(moments, weight, weight_back)
 
     def findings(self) -> dict[str, Any]:
         """How well what is matched correlates at each site, on the fitting rows."""
@@ -93,10 +98,12 @@ def _by_assignment(gains: np.ndarray, copies: int) -> np.ndarray:
     n, m = gains.shape
     of_rows = copies // n
     of_columns = copies // m
-    copied = gains.repeat(of_rows, 0).repeat(of_columns, 1)
+    copied = gains.repeat(of_rows, 0)
+    copied = copied.repeat(of_columns, 1)
     rows, columns = linear_sum_assignment(copied, maximize=True)
     plan = np.zeros((n, m))
-    np.add.at(plan, (rows // of_rows, columns // of_columns), 1 / copies)
+    places = rows // of_rows, columns // of_columns
+    np.add.at(plan, places, 1 / copies)
     return plan
 
 
@@ -106,14 +113,20 @@ def _by_programme(gains: np.ndarray) -> np.ndarray:
     from scipy.sparse import eye_array, kron, vstack
 
     n, m = gains.shape
-    sums_of_rows = kron(eye_array(n), np.ones((1, m)))
-    sums_of_columns = kron(np.ones((1, n)), eye_array(m))
+    ones_of_row = np.ones((1, m))
+    ones_of_column = np.ones((1, n))
+    sums_of_rows = kron(eye_array(n), ones_of_row)
+    sums_of_columns = kron(ones_of_column, eye_array(m))
     sums = vstack([sums_of_rows, sums_of_columns], format="csr")
     # in units of 1/(n m), so that the solver's tolerances are small beside what is transported
-    totals = np.concatenate([np.full(n, m), np.full(m, n)])
-    found = linprog(-gains.ravel(), A_eq=sums, b_eq=totals, method="highs")
+    of_rows = np.full(n, m)
+    of_columns = np.full(m, n)
+    totals = np.concatenate([of_rows, of_columns])
+    costs = -gains.ravel()
+    found = linprog(costs, A_eq=sums, b_eq=totals, method="highs")
     if found.x is None:
         raise RuntimeError(
             f"The linear programme of the matching failed: {found.message}"
         )
-    return found.x.reshape(n, m) / (n * m)
+    transported = found.x.reshape(n, m)
+    return transported / (n * m)

@@ -21,7 +21,9 @@ def k_means(
     Returns:
         (c, d). A cluster that loses all of its rows keeps its centre.
     """
-    centres = _spread_out(rows, clusters, draw) if start is None else start
+    centres = start
+    if centres is None:
+        centres = _spread_out(rows, clusters, draw)
     nearest = None
     for _ in range(ROUNDS):
         before = nearest
@@ -40,7 +42,8 @@ def k_means(
 
 def _spread_out(rows: Tensor, clusters: int, draw: torch.Generator) -> Tensor:
     """Draw rows as first centres, each by its squared distance from those before."""
-    first = int(torch.randint(len(rows), (1,), generator=draw))
+    drawn = torch.randint(len(rows), (1,), generator=draw)
+    first = int(drawn)
     chosen = [first]
     distances = _squared_distances(rows, first)
     for _ in range(clusters - 1):
@@ -79,19 +82,21 @@ def matched_order(a: Tensor, b: Tensor, runs: int, seed: int) -> tuple[Tensor, f
 
     kernels = _kernel(a), _kernel(b)
     draw = np.random.default_rng(seed)
-    options = {"maximize": True, "rng": draw, "P0": "randomized"}
+    options = {"maximize": True, "rng": draw}
+    starts = {**options, "P0": "randomized"}
     tried = []
     for _ in range(runs):
-        found = quadratic_assignment(*kernels, method="faq", options=options)
+        found = quadratic_assignment(*kernels, method="faq", options=starts)
         tried.append(found)
     best = max(tried, key=lambda found: found.fun)
 
     numbers = np.arange(len(a))
     guess = np.stack([numbers, best.col_ind], 1)
-    options = {"maximize": True, "rng": draw, "partial_guess": guess}
+    options["partial_guess"] = guess
     found = quadratic_assignment(*kernels, method="2opt", options=options)
     order = np.array(found.col_ind)
-    return torch.from_numpy(order), float(found.fun)
+    alike = float(found.fun)
+    return torch.from_numpy(order), alike
 
 
 def _kernel(centres: Tensor) -> np.ndarray:

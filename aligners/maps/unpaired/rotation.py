@@ -104,10 +104,11 @@ def unpaired_rotation(
     b = _directions(y)
     draw = torch.Generator().manual_seed(how.seed)
     known = _Known(a, b, pairs)
-    partners = _partners(a, b, how, draw, known)
+    search = _Search(a, b, how, draw, known)
+    partners = search.partners()
     rotation = known.turn(a, partners)
-    rotation = _by_neighbours(a, b, rotation, how, draw, known)
-    rotation = _by_clusters(a, b, rotation, how, draw, known)
+    rotation = search.by_neighbours(rotation)
+    rotation = search.by_clusters(rotation)
     rotation = _orthogonal(rotation)
     mapped = a @ rotation
     cosines = _largest_cosines(mapped, b)
@@ -131,7 +132,9 @@ def _check(x: Tensor, y: Tensor, pairs: Tensor | None, how: Matching) -> None:
             f"{pairs.dtype} of shape {tuple(pairs.shape)}."
         )
     sizes = torch.tensor([len(x), len(y)])
-    if len(pairs) and ((pairs < 0) | (pairs.cpu() >= sizes)).any():
+    numbers = pairs.cpu()
+    outside = (numbers < 0) | (numbers >= sizes)
+    if outside.any():
         raise UserError(
             f"Expected `pairs` of rows 0 to {len(x) - 1} of X and 0 to {len(y) - 1} of Y, but got numbers from "
             f"{pairs.min(0).values.tolist()} to {pairs.max(0).values.tolist()}."
@@ -170,70 +173,99 @@ def _orthogonal(matrix: Tensor) -> Tensor:
     return (u @ vh)[0]
 
 
-def _partners(
-    a: Tensor, b: Tensor, how: Matching, draw: torch.Generator, known: _Known
-) -> Tensor:
-    """A partner for each row of A, (N, d_y): the first step."""
-    anchors = known.a, known.b
-    if len(known.a) < how.clusters:
-        anchors = _anchors(a, b, how, draw, known)
-    relative = []
-    for rows, of_side in zip((a, b), anchors, strict=True):
-        directions = normalize(of_side, dim=-1)
-        cosines = rows @ directions.T
-        relative.append(normalize(cosines, dim=-1))
-    of_a, of_b = relative
-    partners, _ = _nearest_means(of_a, of_b, b, how.neighbours)
-    return partners
+@dataclass(frozen=True)
+class _Search:
+    """The steps by which partners are found, and the rotation is improved.
 
+    Attributes:
+        a: (N, d_x) directions of X's rows from their mean.
+        b: (M, d_y) those of Y's.
+        how: the options.
+        draw: of all that is random.
+        known: the known pairs.
+    """
 
-def _by_neighbours(
-    a: Tensor,
-    b: Tensor,
-    rotation: Tensor,
-    how: Matching,
-    draw: torch.Generator,
-    known: _Known,
-) -> Tensor:
-    """Steps towards the Procrustes map of rows of X and the means of those of Y that are nearest once mapped."""
-    for _ in range(how.steps):
-        order = torch.randperm(len(a), generator=draw)
-        chosen = order[: how.sample]
-        rows = a[chosen.to(a.device)]
-        mapped = rows @ rotation
-        partners, mutual = _nearest_means(mapped, b, b, how.neighbours)
-        if mutual.any():
-            rows = rows[mutual]
-            partners = partners[mutual]
-        found = known.turn(rows, partners)
-        rotation = rotation.lerp(found, how.step_size)
-    return rotation
+    a: Tensor
+    b: Tensor
+    how: Matching
+    draw: torch.Generator
+    known: _Known
 
+    def partners(self) -> Tensor:
+        """A partner for each row of A, (N, d_y): the first step."""
+        known = self.known
+        anchors = known.a, known.b
+        if len(known.a) < self.how.clusters:
+            anchors = self._anchors()
+        relative = []
+        sides = self.a, self.b
+        for rows, of_side in zip(sides, anchors, strict=True):
+            directions = normalize(of_side, dim=-1)
+            cosines = rows @ directions.T
+            of_rows = normalize(cosines, dim=-1)
+            relative.append(of_rows)
+        of_a, of_b = relative
+        partners, _ = _nearest_means(of_a, of_b, self.b, self.how.neighbours)
+        return partners
 
-def _anchors(
-    a: Tensor, b: Tensor, how: Matching, draw: torch.Generator, known: _Known
-) -> tuple[Tensor, Tensor]:
-    """Matched centres of both sides, and the known pairs."""
-    found = []
-    for repeat in range(how.repeats):
-        centres = []
-        for rows in (a, b):
-            order = torch.randperm(len(rows), generator=draw)
-            some = order[: 10 * how.sample]
-            found_centres = k_means(rows[some], how.clusters, draw)
-            centres.append(found_centres)
-        of_a, of_b = centres
-        order, alike = matched_order(of_a, of_b, how.runs, how.seed + repeat)
-        found.append((alike, of_a, of_b[order]))
-    # where two clusterings differ, no order of their centres is right
-    found.sort(key=lambda matched: -matched[0])
-    kept = math.ceil(how.repeats / KEPT)
-    of_x = [known.a]
-    of_y = [known.b]
-    for _, of_a, of_b in found[:kept]:
-        of_x.append(of_a)
-        of_y.append(of_b)
-    return torch.cat(of_x), torch.cat(of_y)
+    def _anchors(self) -> tuple[Tensor, Tensor]:
+        """Matched centres of both sides, and the known pairs."""
+        how = self.how
+        found = []
+        for repeat in range(how.repeats):
+            of_a = self._centres(self.a)
+            of_b = self._centres(self.b)
+            seed = how.seed + repeat
+            order, alike = matched_order(of_a, of_b, how.runs, seed)
+            found.append((alike, of_a, of_b[order]))
+        # where two clusterings differ, no order of their centres is right
+        found.sort(key=lambda matched: -matched[0])
+        kept = math.ceil(how.repeats / KEPT)
+        of_x = [self.known.a]
+        of_y = [self.known.b]
+        best = found[:kept]
+        for _, of_a, of_b in best:
+            of_x.append(of_a)
+            of_y.append(of_b)
+        return torch.cat(of_x), torch.cat(of_y)
+
+    def _centres(self, rows: Tensor) -> Tensor:
+        """Centres of some of the rows of a side, (c, d)."""
+        order = torch.randperm(len(rows), generator=self.draw)
+        some = order[: 10 * self.how.sample]
+        return k_means(rows[some], self.how.clusters, self.draw)
+
+    def by_neighbours(self, rotation: Tensor) -> Tensor:
+        """Steps towards the Procrustes map of rows of X and the means of those of Y that are nearest once mapped."""
+        how = self.how
+        a = self.a
+        b = self.b
+        for _ in range(how.steps):
+            order = torch.randperm(len(a), generator=self.draw)
+            chosen = order[: how.sample]
+            chosen = chosen.to(a.device)
+            rows = a[chosen]
+            mapped = rows @ rotation
+            partners, mutual = _nearest_means(mapped, b, b, how.neighbours)
+            if mutual.any():
+                rows = rows[mutual]
+                partners = partners[mutual]
+            found = self.known.turn(rows, partners)
+            rotation = rotation.lerp(found, how.step_size)
+        return rotation
+
+    def by_clusters(self, rotation: Tensor) -> Tensor:
+        """One step towards the Procrustes map of clusters of X and of those of Y that start at X's, mapped."""
+        fewest = min(len(self.a), len(self.b))
+        most = fewest // 10
+        clusters = min(self.how.fine_clusters, most)
+        if clusters < 2:
+            return rotation
+        centres = k_means(self.a, clusters, self.draw)
+        mapped = centres @ rotation
+        of_b = k_means(self.b, clusters, self.draw, start=mapped)
+        found = self.known.turn(centres, of_b)
+        return rotation.lerp(found, self.how.step_size)
 
 
 def _nearest_means(
@@ -270,26 +302,6 @@ def _nearest_means(
     share = len(queries) // 20
     mutual = nearer < min(k, max(1, share))
     return torch.cat(means), mutual
-
-
-def _by_clusters(
-    a: Tensor,
-    b: Tensor,
-    rotation: Tensor,
-    how: Matching,
-    draw: torch.Generator,
-    known: _Known,
-) -> Tensor:
-    """One step towards the Procrustes map of clusters of X and of those of Y that start at X's, mapped."""
-    fewest = min(len(a), len(b))
-    clusters = min(how.fine_clusters, fewest // 10)
-    if clusters < 2:
-        return rotation
-    centres = k_means(a, clusters, draw)
-    mapped = centres @ rotation
-    of_b = k_means(b, clusters, draw, start=mapped)
-    found = known.turn(centres, of_b)
-    return rotation.lerp(found, how.step_size)
 
 
 def _largest_cosines(a: Tensor, b: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -123,19 +123,7 @@ def _by_number(sides: Sequence[Side]) -> Joined:
                 f"Expected recorded states of the same rows, but {first.name} has {first.rows} and {side.name} "
                 f"{side.rows}. Name a column that says which rows belong together, as `key`: {HOW_TO}."
             )
-    grouped = [side for side in sides if side.group is not None]
-    names: np.ndarray = np.arange(first.rows)
-    if grouped:
-        names = _named(grouped[0])
-    for side in grouped[1:]:
-        different = np.flatnonzero(_named(side) != names)
-        if len(different):
-            row = int(different[0])
-            raise UserError(
-                f"Expected the rows of {grouped[0].name} and {side.name} in one order, but row {row} (counted from 0) "
-                f"is of the group {names[row]!r} in the first and of {_named(side)[row]!r} in the second. Name a "
-                f"column that says which rows belong together, as `key`: {HOW_TO}."
-            )
+    names = _common_groups(sides)
     _check_tokens(sides)
     used = np.ones(first.rows, dtype=bool)
     for side in sides:
@@ -146,23 +134,56 @@ def _by_number(sides: Sequence[Side]) -> Joined:
     return Joined([rows] * len(sides), group, of_groups)
 
 
+def _common_groups(sides: Sequence[Side]) -> np.ndarray:
+    """Return the name of each row's group; raise if rows of equal numbers are of different groups."""
+    grouped = [side for side in sides if side.group is not None]
+    if not grouped:
+        return np.arange(sides[0].rows)
+    names = [_named(side) for side in grouped]
+    found = _first_difference(names)
+    if found is not None:
+        other, row, _ = found
+        raise UserError(
+            f"Expected the rows of {grouped[0].name} and {grouped[other].name} in one order, but row {row} (counted "
+            f"from 0) is of the group {names[0][row]!r} in the first and of {names[other][row]!r} in the second. Name "
+            f"a column that says which rows belong together, as `key`: {HOW_TO}."
+        )
+    return names[0]
+
+
 def _check_tokens(sides: Sequence[Side]) -> None:
     """Raise if rows of equal numbers are of different tokens."""
-    first: Side | None = None
+    known = []
+    tokens = []
     for side in sides:
-        if side.tokens is None or len(side.tokens) != side.rows:
-            continue
-        if first is None or first.tokens is None:
-            first = side
-            continue
-        different = np.flatnonzero(first.tokens != side.tokens)
+        if side.tokens is not None and len(side.tokens) == side.rows:
+            known.append(side)
+            tokens.append(side.tokens)
+    found = _first_difference(tokens)
+    if found is not None:
+        other, row, number = found
+        raise UserError(
+            f"Expected the rows of {known[0].name} and {known[other].name} to be of the same tokens, but row {row} "
+            f"(counted from 0) is the first of {number} that are of others. Record both on the same tokens in the same "
+            f"order, or name a column that says which rows belong together, as `key`: {HOW_TO}."
+        )
+
+
+class _Difference(NamedTuple):
+    """Where one of several lists of values differs from the first: its number, the first such row, and how many."""
+
+    other: int
+    row: int
+    number: int
+
+
+def _first_difference(values: Sequence[np.ndarray]) -> _Difference | None:
+    """Compare values of the rows (N,) of some sources with those of the first; None: they are equal."""
+    for place, others in enumerate(values):
+        different = np.flatnonzero(others != values[0])
         if len(different):
-            row = int(different[0])
-            raise UserError(
-                f"Expected the rows of {first.name} and {side.name} to be of the same tokens, but row {row} "
-                f"(counted from 0) is the first of {len(different)} that are of others. Record both on the same "
-                f"tokens in the same order, or name a column that says which rows belong together, as `key`: {HOW_TO}."
-            )
+            return _Difference(place, int(different[0]), len(different))
+    return None
 
 
 def _by_key(sides: Sequence[Side]) -> Joined:

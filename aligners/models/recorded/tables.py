@@ -31,33 +31,51 @@ def open_table(source: StatesSource, kind: str | None) -> Opened:
         kind: `parquet` or `arrow`; None: a folder of `save_to_disk`.
     """
     table = _table(source, kind)
-    sites = []
+    blocks = _blocks(source, table)
     arrays = []
-    lengths: dict[int, None] = {}
+    for parts in blocks.values():
+        flat = [as_tensor(part.reshape(-1, part.shape[-1])) for part in parts]
+        arrays.append(RowArray(flat))
+    sites = list(blocks)
+    length = _length_of_sequences(blocks)
+    opened = Opened(sites, arrays, _Columns(table, sites))
+    if length is not None:
+        opened.sequence = np.arange(len(table)).repeat(length)
+        opened.tokens = _tokens(table)
+    return choose_sites(source, opened)
+
+
+def _blocks(source: StatesSource, table: Dataset) -> dict[str, list[np.ndarray]]:
+    """Return the columns that hold states, each in parts (n, d), or (n, T, d) of sequences."""
+    blocks = {}
     for name in sorted(table.column_names, key=natural):
         column = table.data.column(name)
-        if not _holds_vectors(column.type):
+        wanted = source.columns is None or name in source.columns
+        if not wanted or not _holds_vectors(column.type):
             continue
-        if source.columns is not None and name not in source.columns:
-            continue
-        parts = []
-        for chunk in column.chunks:
-            block = _vectors(chunk, source, name)
-            lengths[block.shape[1] if block.ndim == 3 else 1] = None
-            flat = block.reshape(-1, block.shape[-1])
-            parts.append(as_tensor(flat))
+        parts = [_vectors(chunk, source, name) for chunk in column.chunks]
         if parts:
-            sites.append(name)
-            arrays.append(RowArray(parts))
-    sequence = None
-    if len(lengths) == 1 and 1 not in lengths:
-        (length,) = lengths
-        sequence = np.arange(len(table)).repeat(length)
-    opened = Opened(sites, arrays, _Columns(table, sites), sequence)
-    if sequence is not None and TOKENS in table.column_names:
-        chunks = table.data.column(TOKENS).chunks
-        opened.tokens = np.concatenate([chunk.flatten() for chunk in chunks])
-    return choose_sites(source, opened)
+            blocks[name] = parts
+    return blocks
+
+
+def _length_of_sequences(blocks: Mapping[str, list[np.ndarray]]) -> int | None:
+    """Return how many rows each row of a table holds in all of its columns; None: one, or different numbers."""
+    lengths = set()
+    for parts in blocks.values():
+        for part in parts:
+            lengths.add(part.shape[1] if part.ndim == 3 else 1)
+    if len(lengths) != 1 or 1 in lengths:
+        return None
+    return lengths.pop()
+
+
+def _tokens(table: Dataset) -> np.ndarray | None:
+    """Return the token of each row of all sequences; None: the table has none."""
+    if TOKENS not in table.column_names:
+        return None
+    chunks = table.data.column(TOKENS).chunks
+    return np.concatenate([chunk.flatten() for chunk in chunks])
 
 
 def _table(source: StatesSource, kind: str | None) -> Dataset:

@@ -13,7 +13,6 @@ from tests.interrupting import strike
 from aligners.cli.table import study
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.injection.injecting import InjectionEvaluation
 
 pytestmark = pytest.mark.usefixtures("cells_here")
 N = 160
@@ -51,23 +50,20 @@ def study_file(folder: Path, names: list[str], name: str = "recorded", **changes
 
 
 def test_a_study_of_recorded_states_is_interrupted_goes_on_and_is_collected(tmp_path: Path, names: list[str]) -> None:
+    names = names[1:]  # of two widths
     study(["run", study_file(tmp_path, names)])
     folder = tmp_path / "runs" / "recorded"
-    assert kinds(folder) == ["fit"] * 3 + ["inject"] * 3 + ["similarity"]
+    assert kinds(folder) == ["fit", "inject", "similarity"]
     fit = pd.read_parquet(folder / "tables" / "fit.parquet")
-    assert {*zip(fit["model_x"], fit["model_y"], strict=True)} == {
-        (names[0], names[1]),
-        (names[0], names[2]),
-        (names[1], names[2]),
-    }
+    assert {*zip(fit["model_x"], fit["model_y"], strict=True)} == {(names[0], names[1])}
     assert fit["fvu"].between(0, 1).all()
     injected = pd.read_parquet(folder / "tables" / "inject.parquet")
-    assert {"linear", "mlp", "mean", "identity"} <= {*injected["method"]}
+    assert {"linear", "mlp", "mean"} <= {*injected["method"]}
 
     again = study_file(tmp_path, names, "again")
-    for owner, method, call in ((Alignment, "training_step", 4), (InjectionEvaluation, "test_step", 2)):
-        with strike(owner, method, call), pytest.raises(SystemExit):
-            study(["run", again])
+    with strike(Alignment, "training_step", 4), pytest.raises(SystemExit):
+        study(["run", again])
+    assert list(tmp_path.glob("runs/again/cells/*/run/last.ckpt"))
     study(["run", again])
     for table in ("fit", "inject", "similarity"):
         one, other = (pd.read_parquet(tmp_path / "runs" / name / "tables" / f"{table}.parquet") for name in

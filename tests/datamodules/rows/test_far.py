@@ -7,7 +7,8 @@ import torch
 from tests.sinks import sink_folder
 from tests.world import World, read_texts
 
-from aligners.api.model_states import inject, states
+from aligners.api.model_injection import inject
+from aligners.api.model_states import states
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.model_texts import stitched_texts
 from aligners.datamodules.paired_activations import PairedActivations

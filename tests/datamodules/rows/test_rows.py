@@ -140,7 +140,7 @@ def test_other_sites_are_refused(written: str | list[int | str], says: str) -> N
 
 
 def test_equal_layers_need_equal_depths() -> None:
-    with pytest.raises(ValueError, match=r"have 3 and 6 blocks.*'1:2, 2:3'"):
+    with pytest.raises(ValueError, match=r"last ones are 3 and 6 .*'1:2, 2:3'"):
         parse_sites("all", 3, 6)
     assert parse_sites(["1:2", "3:6"], 3, 6) == [(1, 2), (3, 6)]
 

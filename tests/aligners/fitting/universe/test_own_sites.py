@@ -100,7 +100,10 @@ def test_a_newcomer_has_sites_of_its_own(found: Found, models: list[str], tmp_pa
     [
         ("1:2", "one layer for each of the 3 models (3:4:5), but got '1:2'"),
         ("grid", "but got 'grid'"),
-        ("blocks", "the models have 3 and 2 and 3 blocks. Name one of each, for example `sites` '1:2:3, 2:3:4'"),
+        (
+            "blocks",
+            "the last ones are 3 and 2 and 3 (counted from 0). Name one of each, for example `sites` '1:2:3, 2:3:4'",
+        ),
         ("1:2:2,2:2:3", "no site of a model twice, but `sites` has (2, 2)"),
         ("1:3:1", "3"),
     ],

@@ -234,7 +234,7 @@ def test_models_that_differ_in_depth_or_are_too_few_are_refused(
     refused: list[tuple[list[str], dict[str, Any], str]] = [
         (models[:2], {}, "at least 3 models, but got 2"),
         (models, {"sites": "1:2"}, "of one layer for each of the 3 models"),
-        ([*models[:2], deep], {"sites": "blocks"}, r"`sites` 'blocks' pairs equal layers, but .* 3 and 3 and 2 blocks"),
+        ([*models[:2], deep], {"sites": "blocks"}, r"`sites` 'blocks' pairs equal sites, but .* 3 and 3 and 2 "),
         ([*models, models[0]], {}, r"different `models`, but got .* more than once"),
         ([*models, models[0]], {"revisions": [None] * 4}, r"different `models`: .* have equal weights"),
     ]

@@ -248,7 +248,7 @@ def test_other_widths_and_depths_are_compared_by_linear_maps_at_named_sites() ->
     assert {row["method"] for row in found.rows} == {"permutation", "rotation", "linear"}
     assert found.verdict.kind == "different"
     assert found.meta["weights"] is None
-    with pytest.raises(UserError, match="pairs equal layers"):
+    with pytest.raises(UserError, match="pairs equal sites"):
         compare(GPT(), GPT(layers=2), TEXTS)
 
 

@@ -200,7 +200,7 @@ def test_blocks_are_all_sites(tmp_path: Path, states: np.ndarray) -> None:
 def test_unequal_numbers_of_sites_need_naming(tmp_path: Path, states: np.ndarray) -> None:
     x = save(tmp_path / "x.npy", states)
     y = save(tmp_path / "y.npy", states[0])
-    with pytest.raises(UserError, match=r"`sites` 'all' pairs equal layers"):
+    with pytest.raises(UserError, match=r"`sites` 'all' pairs equal sites, but the last ones are 1 and 0 "):
         _ = pair_states(x, y).reader
     assert pair_states(x, y, sites="1:0").reader.sites == [(1, 0)]
 
