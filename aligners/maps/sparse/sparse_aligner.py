@@ -5,12 +5,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from aligners.errors import check_known
+from aligners.errors import UserError, check_known
 from aligners.maps.base import Aligner, Scaling
 from aligners.maps.solvers import RIDGES, ridge_regression
 from aligners.maps.sparse.crosscoder import Crosscoder
 from aligners.maps.sparse.selection import Selection
 from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.latents.dictionary import PairedDictionary
 
 Of = Literal["both", "x"]
 
@@ -133,6 +134,25 @@ class SparseAligner(Aligner):
         for y in states[1:]:
             unscaled.append(self.scaling.unscale_target(y))
         return unscaled
+
+    @torch.no_grad()
+    def paired(self) -> PairedDictionary:
+        """Return the decoders of both models in the units of their states, to examine which latents they share.
+
+        Raises:
+            ValueError: the dictionary is of X alone.
+        """
+        if self.of != "both":
+            raise UserError(
+                "Expected a `SparseAligner` of both models, but got one of x alone. Train it with `of: both`."
+            )
+        scaling = self.scaling
+        shift_x, shift_y = self.crosscoder.shifts
+        bias_x = scaling.unscale(shift_x)
+        bias_y = scaling.unscale_target(shift_y)
+        decoder_x = self.crosscoder.decoder(0) * scaling.scale_x
+        decoder_y = self.crosscoder.decoder(1) * scaling.scale_y
+        return PairedDictionary.of(decoder_x, decoder_y, bias_x[:, 0], bias_y[:, 0])
 
     def _scaled(self, x: Tensor, y: Tensor | None) -> list[Tensor]:
         """Scaled states of the models of the dictionary."""

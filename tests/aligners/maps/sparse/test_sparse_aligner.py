@@ -128,6 +128,21 @@ def test_a_map_is_not_invertible_and_says_what_is_dead() -> None:
     assert made_dead.findings() == {"dead_latents": [0.0, 0.25]}
 
 
+def test_a_paired_dictionary_gives_back_what_the_map_does() -> None:
+    x, y = rows()
+    aligner = fitted(made(own=0.25), x, y)
+    with torch.no_grad():
+        for shift in aligner.crosscoder.shifts:
+            shift += 0.3
+    codes = aligner.codes(x, y)
+    paired = aligner.paired()
+    again_x, again_y = aligner.decode(codes)
+    torch.testing.assert_close(codes @ paired.decoder_x + paired.bias_x[:, None], again_x)
+    torch.testing.assert_close(codes @ paired.decoder_y + paired.bias_y[:, None], again_y)
+    with pytest.raises(ValueError, match="of both models, but got one of x alone"):
+        made(of="x").paired()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
