@@ -247,8 +247,8 @@ def test_the_finished_file_holds_the_best_of_each_site(world: World, whole: Path
     stored = load_bank(whole / "aligners.safetensors")
     for name, value in best["kept"]["0_1.inn"].items():
         assert torch.equal(value, stored.maps["0_1"]["inn"].state_dict()[name])
-    assert set(stored.maps["0_1"]) == {"linear", "mlp", "inn"}
-    assert set(stored.maps["1_0"]) == {"linear", "mlp"}
+    assert set(stored.maps["0_1"]) == {"linear", "mlp", "inn", "sparse"}
+    assert set(stored.maps["1_0"]) == {"linear", "mlp", "sparse"}
     assert stored.pairs["0_1"] == [(1, 1), (3, 3)]
     assert stored.data["models"]["x"]["name"] == world.model_x
     assert stored.data_config["batch_size"] == 29
