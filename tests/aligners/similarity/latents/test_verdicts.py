@@ -98,6 +98,16 @@ def test_few_of_the_latents_at_the_limit_are_called_own_or_shared(seed: int) -> 
     assert found.counts()["undecided"] >= 198
 
 
+def test_shared_latents_pay_for_two_chances_and_own_ones_need_both() -> None:
+    parts = parts_of(torch.rand(2, 30, generator=torch.Generator().manual_seed(0)), noise=0.8)
+    above, below = p_above(parts, (0.2, 0.5))[:, 0], p_below(parts, (0.2, 0.5))[:, 0]
+    twice = [min(1.0, 2 * min(pair)) for pair in above.T.tolist()]
+    larger = [max(pair) for pair in below.T.tolist()]
+    found = verdicts(parts)
+    assert found.p_shared[0].tolist() == pytest.approx(reference.benjamini_hochberg(twice), rel=1e-9)
+    assert found.p_own[0].tolist() == pytest.approx(reference.benjamini_hochberg(larger), rel=1e-9)
+
+
 def test_either_ratio_makes_a_latent_shared_and_both_must_be_low_for_an_own_one() -> None:
     ratio = torch.tensor([[0.0, 1.0, 0.0, 0.2], [0.0, 0.0, 1.0, 0.0]])
     parts = parts_of(ratio)
