@@ -237,7 +237,7 @@ class LayerActivations(TextModule):
             masked, and masked text by text, which need no labels. `states:FILE` are recorded states. One or more;
             widths, depths and tokenizers may differ.
         layers: which layers of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding
-            output, l the output of block l before any final norm.
+            output, l the output of block l before any final norm, L + 1 the output of the final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
             pieces; a word is a run of characters without white space, and a row only where every model has it in
             full. The default, because it works for any models. `tokens`: every real token, for models of equal

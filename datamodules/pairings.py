@@ -57,7 +57,8 @@ def pair_states(
             recorded elsewhere: `states:vectors.parquet:column=embedding,key=id,group=document`.
         model_y: Y, likewise.
         sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both models, and X's site 3 with
-            Y's site 5. Site 0 is the embedding output, site l the output of block l before any final norm.
+            Y's site 5. Site 0 is the embedding output, site l the output of block l before any final norm; `norm`,
+            which is L + 1, the output of the final norm.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:

@@ -34,6 +34,7 @@ __all__ = [
     "inject",
     "load",
     "load_texts",
+    "logit_lens",
     "read_artefacts",
     "read_control_vector",
     "read_tuned_lens",

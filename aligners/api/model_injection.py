@@ -16,6 +16,7 @@ from aligners.datamodules.rows.read_rows import read_rows
 from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.errors import UserError, check_known
 from aligners.injection.behaviour import stitched_logits
+from aligners.injection.comparing.read_answers import divergences
 from aligners.injection.routes import gives_answers
 from aligners.injection.scoring.task_scores import (
     agreement,
@@ -25,8 +26,10 @@ from aligners.injection.scoring.task_scores import (
 )
 from aligners.models.model import FrozenModel
 
-__all__ = ["Injected", "inject"]
+__all__ = ["Injected", "inject", "logit_lens"]
 
+# What is known of an answer only where the right one is.
+SCORED = ("loss", "native_loss", "penalty", "accuracy", "native_accuracy")
 SELF_TEST = 8  # texts on which injecting a model's own states must change nothing
 
 
@@ -41,6 +44,7 @@ class Injected(NamedTuple):
         native_accuracy: the model's own.
         agreement: share of answers that equal the model's own.
         n: number of answers: texts of a classifier, tokens of a language model.
+        kl: KL(own ‖ injected) of the distributions over classes or tokens, in nats per answer.
     """
 
     loss: float | None
@@ -50,6 +54,7 @@ class Injected(NamedTuple):
     native_accuracy: float | None
     agreement: float
     n: int
+    kl: float
 
 
 @torch.no_grad()
@@ -125,6 +130,45 @@ def inject(
     return _means(sums, n, scored=scored)
 
 
+def logit_lens(model: Model, states: Tensor, *, site: int | None = None) -> Tensor:
+    """Return the logits that a language model's final norm and head give for any states, such as mapped ones.
+
+    Of a model's own states below its last site this is the logit lens (nostalgebraist 2020, "interpreting GPT"); of
+    states that a map takes there, it is a tuned lens (Belrose et al. 2023, arXiv 2303.08112, equation 3).
+
+    Args:
+        model: a causal or masked language model, as in `load`.
+        states: (N, d).
+        site: where they stand: L, the output of the last block, or L + 1, that of the final norm. Default: L.
+
+    Returns:
+        (N, V). Gradients flow to the states.
+
+    Raises:
+        ValueError: the model predicts no tokens, has no such site, or the states have another shape.
+    """
+    frozen = load(model)
+    place = frozen.depth if site is None else site
+    frozen.check_site(place, "site")
+    if place < frozen.depth:
+        raise UserError(
+            f"Expected `site` L = {frozen.depth} or above, where norm and head alone follow, but got {place}. "
+            "`inject` runs the blocks above a site."
+        )
+    if frozen.task not in ("causal", "masked"):
+        raise UserError(
+            f"Expected a `model` that predicts tokens, but {frozen.name} is a {type(frozen.model).__name__}."
+        )
+    if states.ndim != 2 or states.shape[1] != frozen.width:
+        raise UserError(
+            f"Expected `states` of shape (N, d = {frozen.width}), but got {tuple(states.shape)}."
+        )
+    # Each is the only token of a text: no block reads the tokens.
+    tokens = torch.zeros(len(states), 1, dtype=torch.long)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return frozen.tail(inputs, place, states[:, None])[:, 0]
+
+
 def _means(sums: Mapping[str, Tensor], n: int, *, scored: bool) -> Injected:
     """Return means over `n` answers; only the agreement, where no truth is known."""
     if not n:
@@ -134,7 +178,8 @@ def _means(sums: Mapping[str, Tensor], n: int, *, scored: bool) -> Injected:
 
     means = {name: float(total) / n for name, total in sums.items()}
     if not scored:
-        return Injected(None, None, None, None, None, means["agreement"], n)
+        unknown: dict[str, None] = dict.fromkeys(SCORED)
+        return Injected(**unknown, agreement=means["agreement"], n=n, kl=means["kl"])
     penalty = means["loss"] - means["native_loss"]
     return Injected(**means, penalty=penalty, n=n)
 
@@ -171,13 +216,15 @@ def _scores(
     own_logits = chosen(target.logits(task.inputs), task.targets)
     native = unit_answers(own_logits, task.targets)
     logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
-    injected = unit_answers(chosen(logits, task.targets), task.targets)
+    injected_logits = chosen(logits, task.targets)
+    injected = unit_answers(injected_logits, task.targets)
     return {
         "loss": injected.loss,
         "native_loss": native.loss,
         "accuracy": injected.correct,
         "native_accuracy": native.correct,
         "agreement": agreement(injected.answer, own_logits.argmax(-1)),
+        "kl": divergences(own_logits, injected_logits),
     }
 
 

@@ -124,7 +124,8 @@ def states(
     Args:
         model: see `load`; or a list of models.
         texts: texts that it reads.
-        site: 0 is the embedding output, l the output of block l, before any final norm; or a list of them.
+        site: 0 is the embedding output, l the output of block l, before any final norm, L + 1 the output of the final
+            norm; or a list of them.
         rows: `tokens`; `mean`, the mean over a text's tokens; `cls`, its first; `last`, its last; or `words`, the last
             token of each word, between white space, `words_first`, or `words_mean`.
         batch_size: texts that are read together.

@@ -88,6 +88,7 @@ class Architecture:
         without: config settings for which this entry does not hold, and why.
         attention: what a block's attention adds to the stream; None if unknown.
         mlp: what its feed-forward layer adds; None if unknown.
+        norm: path from the trunk of the final norm, which a head may follow but no block; empty: there is none.
     """
 
     blocks: str
@@ -106,6 +107,7 @@ class Architecture:
     without: Mapping[str, str] = field(default_factory=dict)
     attention: SubLayer | None = None
     mlp: SubLayer | None = None
+    norm: str = ""
 
     def task(self, kind: str, config: PreTrainedConfig) -> Task | None:
         """Return the task of a model class's head; None if it has no supported head.

@@ -1,4 +1,7 @@
-"""Reads and replaces the states between the blocks of a model; the only module that touches its modules."""
+"""Reads and replaces the states between the blocks of a model, and after its final norm.
+
+The only module that touches a model's modules.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,18 +26,38 @@ class Places(list[nn.Module]):
     Args:
         modules: one for each block, in the order of execution.
         calls: of a module by a block in one run; the last output counts.
+        norm: the module that answers with the states at site L + 1, once in a run; None: there is no such site.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], calls: int = 1) -> None:
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        calls: int = 1,
+        norm: nn.Module | None = None,
+    ) -> None:
         super().__init__(modules)
         self._calls = calls
+        self.norm = norm
+
+    @property
+    def last_site(self) -> int:
+        """L, or L + 1 where there is a final norm."""
+        return len(self) + (self.norm is not None)
+
+    def module_at(self, site: int) -> nn.Module:
+        """The module that answers with the states at a site from 1 to the last one."""
+        if site > len(self) and self.norm is not None:
+            return self.norm
+        return self[site - 1]
 
     def numbering(self) -> Callable[[nn.Module], int]:
-        """Return a function to call at every call in one run, which returns the block, 1..L, or 0 if incomplete."""
+        """Return a function to call at every call in one run, which returns the site, or 0 if it is incomplete."""
         incomplete = [0] * (self._calls - 1)
         waiting: dict[nn.Module, list[int]] = {}
         for number, module in enumerate(self, start=1):
             waiting.setdefault(module, []).extend([*incomplete, number])
+        if self.norm is not None:
+            waiting[self.norm] = [self.last_site]
 
         def next_number(module: nn.Module) -> int:
             numbers = waiting[module]
@@ -51,13 +74,16 @@ class Blocks(Places):
     Args:
         listed: the model's own list of blocks.
         depth: L. With fewer listed, each is run L / len(listed) times before the next.
+        norm: the final norm, if there is one.
     """
 
-    def __init__(self, listed: nn.ModuleList, depth: int) -> None:
+    def __init__(
+        self, listed: nn.ModuleList, depth: int, norm: nn.Module | None = None
+    ) -> None:
         self.listed = listed
         # place in the list of each block; a model may have none
         self.order = [i * len(listed) // depth for i in range(depth)]
-        super().__init__(listed[i] for i in self.order)
+        super().__init__((listed[i] for i in self.order), norm=norm)
 
     def sub_layers(self, layer: SubLayer) -> Places:
         """The same sub-layer of all blocks.
@@ -109,7 +135,18 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
     depth = len(listed)
     if architecture.shared:
         depth = int(model.config.num_hidden_layers)
-    return Blocks(listed, depth)
+    return Blocks(listed, depth, final_norm(model))
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module | None:
+    """The norm that follows a model's last block; None: it has none, or none that is known."""
+    architecture = architecture_of(model.config.model_type)
+    if not architecture.norm:
+        return None
+    try:
+        return trunk_of(model).get_submodule(architecture.norm)
+    except AttributeError:  # as in an OPT that normalises after each sub-layer
+        return None
 
 
 class _Reached(Exception):
@@ -172,7 +209,7 @@ def read(
     with ExitStack() as hooks, suppress(_Reached):
         if 0 in sites:
             hooks.enter_context(_before(places[0], before))
-        for place in {places[site - 1] for site in sites if site > 0}:
+        for place in {places.module_at(site) for site in sites if site > 0}:
             hooks.enter_context(place.register_forward_hook(after))
         run()
     return states
@@ -184,9 +221,16 @@ def inject(
 ) -> Iterator[None]:
     """Context in which one run of the model uses `states` at `site`.
 
-    Of blocks, all up to `site` are skipped. A sub-layer is run all the same: what it answers is needed for nothing
-    else, and `states` take its shape, data type and device.
+    Of blocks, all up to `site` are skipped. A sub-layer, and a final norm, is run all the same: what it answers is
+    needed for nothing else, and `states` take its shape, data type and device.
     """
+    if isinstance(places, Blocks) and site > len(places):
+        with (
+            inject(places, architecture, len(places), states),
+            _exchanging(places, site, lambda _: states),
+        ):
+            yield
+        return
     if site == 0 or not isinstance(places, Blocks):
         with _exchanging(places, site, lambda _: states):
             yield
@@ -262,7 +306,7 @@ def _exchanging(
         return states
 
     if site:
-        hook = places[site - 1].register_forward_hook(after)
+        hook = places.module_at(site).register_forward_hook(after)
     else:
         hook = _before(places[0], before)
     with hook:

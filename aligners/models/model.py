@@ -32,9 +32,10 @@ Inputs = Mapping[str, Tensor]  # what a tokenizer makes
 class FrozenModel:
     """A Transformer of `transformers` with its states open to reading and replacing.
 
-    Sites are 0..L: 0 is the input of block 1, l the output of block l, before any final norm. These are states of
-    the residual stream; with `component` "attention" or "mlp", site l in 1..L is what that sub-layer of block l adds
-    to the stream: its output before the addition and before any norm that follows the addition.
+    Sites are 0..L: 0 is the input of block 1, l the output of block l, before any final norm; and L + 1, the output of
+    the final norm, which the head reads, where there is one (`last_site`). These are states of the residual stream;
+    with `component` "attention" or "mlp", site l in 1..L is what that sub-layer of block l adds to the stream: its
+    output before the addition and before any norm that follows the addition.
 
     `inputs` are what a tokenizer makes: `input_ids` (B, T), `attention_mask` (B, T), perhaps `token_type_ids`
     (B, T), padded on either side, on any device; what comes out is in the same layout and where `input_ids` are.
@@ -210,6 +211,11 @@ class FrozenModel:
         """The config's names of the head's classes, by number; LABEL_0, LABEL_1, ... where it has none."""
         known: Any = self.config.id2label or {}
         return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
+
+    @property
+    def last_site(self) -> int:
+        """L + 1, the output of the final norm, or L where there is no final norm."""
+        return self.blocks.last_site
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights.
@@ -420,16 +426,25 @@ class FrozenModel:
         Raises:
             ValueError: naming `argument` and L.
         """
-        least = first_site(component)
-        if least <= site <= self.depth:
+        least, last = self._first_and_last(component)
+        if least <= site <= last:
             return
         what = "site 0 is the input of the first and site l the output of block l"
         if component != "residual":
             what = f"and site l is what the {component} of block l adds"
+        elif last > self.depth:
+            what = f"{what}; site L + 1 is the output of its final norm"
+        else:
+            what = f"{what}; it has no final norm, whose output would be site L + 1"
         raise UserError(
-            f"Expected `{argument}` between {least} and {self.depth}, but got {site}: {self.name} has "
+            f"Expected `{argument}` between {least} and {last}, but got {site}: {self.name} has "
             f"L = {self.depth} blocks, {what}."
         )
+
+    def _first_and_last(self, component: Component) -> tuple[int, int]:
+        """The lowest and the highest site of a component."""
+        last = self.last_site if component == "residual" else self.depth
+        return first_site(component), last
 
     def self_test(self, inputs: Inputs, component: Component = "residual") -> None:
         """Check on one batch that injecting what was read gives bit-identical logits at every site.
@@ -438,7 +453,8 @@ class FrozenModel:
             RuntimeError: naming the first site where it does not, and the largest difference there.
             ValueError: as in `logits` and `front`.
         """
-        sites = range(first_site(component), self.depth + 1)
+        first, last = self._first_and_last(component)
+        sites = range(first, last + 1)
         with torch.no_grad():
             expected = self.logits(inputs)
             if not bool(expected.isfinite().all()):

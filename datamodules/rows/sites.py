@@ -7,6 +7,7 @@ from aligners.errors import UserError
 from aligners.models.architectures import Component, first_site
 
 DEEPEST = 10**6  # a number of blocks that no model has
+NORM = "norm"  # the site after the final norm, L + 1
 
 
 def parse_sites(
@@ -44,7 +45,8 @@ def sites_of_each(
 
     Args:
         sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or a list of layers that all models share, such as
-            `3`, and of sites for each model, such as `3:5` for two; as one string `1,3:5` or as a list.
+            `3`, and of sites for each model, such as `3:5` for two; as one string `1,3:5` or as a list. `norm` is
+            L + 1 of each, the output of the final norm.
         depths: L of each model.
         component: what is read there.
 
@@ -58,7 +60,7 @@ def sites_of_each(
         entries = sites.replace(",", " ").split()
     found = []
     for entry in entries:
-        layers = _layers(str(entry), len(depths))
+        layers = _layers(str(entry), depths)
         if layers is None:
             raise UserError(
                 "Expected `sites` to be 'all', 'blocks', 'grid' (of two models), or a list of layers (3) and of one "
@@ -87,17 +89,28 @@ def _equal_layers(
     return [(layer,) * len(depths) for layer in layers]
 
 
-def _layers(entry: str, models: int) -> tuple[int, ...] | None:
-    """Return the layers that `3` or `3:5` names, one for each model; None if it names none."""
+def _layers(entry: str, depths: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the layers that `3`, `3:5` or `3:norm` names, one for each model; None if it names none."""
+    words = entry.split(":")
+    if len(words) == 1:
+        words *= len(depths)
+    if len(words) != len(depths):
+        return None
     try:
-        layers = tuple(map(int, entry.split(":")))
+        return tuple(map(_layer, words, depths))
     except ValueError:
         return None
-    if len(layers) == 1:
-        return layers * models
-    if len(layers) == models:
-        return layers
-    return None
+
+
+def _layer(word: str, depth: int) -> int:
+    """Return the layer that a word names.
+
+    Raises:
+        ValueError: it names none, or one that depends on a depth that is not known (-1).
+    """
+    if word == NORM and depth >= 0:
+        return depth + 1
+    return int(word)
 
 
 def _example(first: int, depths: Sequence[int]) -> str:
@@ -154,6 +167,8 @@ def parse_layers(
     layers: str | Sequence[int], depth: int, component: Component = "residual"
 ) -> list[int]:
     """Parse layers of a model with L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or a list.
+
+    In a list, L + 1 is the output of the final norm.
 
     Raises:
         ValueError: `layers` is none of these, is empty, or names a layer twice.

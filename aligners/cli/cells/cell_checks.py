@@ -144,7 +144,9 @@ def _layers(cell: Tried) -> None:
 def _has(option: str, site: int, cell: Tried, model: int, least: int) -> None:
     """Raise unless the model has this layer, if its size is known."""
     size = cell.sizes[model]
-    if size.known and not least <= site <= size.layers:
+    # Of other models, only loading tells whether there is a final norm.
+    last = size.layers + (size.head == "causal")
+    if size.known and not least <= site <= last:
         raise UserError(
             f"`{option}` names {site}, but {cell.names[model]} has L = {size.layers} blocks: from {least} to "
             f"{size.layers}."
