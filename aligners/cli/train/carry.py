@@ -6,6 +6,7 @@ from pathlib import Path
 from aligners.cli.command import Run, command
 from aligners.datamodules.paired_activations import PairedActivations, Pairing
 from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.rows.policies import check_component
 from aligners.datamodules.rows.read_rows import Link
 from aligners.errors import UserError
 from aligners.models.architectures import Component
@@ -63,6 +64,7 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     if artefacts is None:
         raise UserError("Expected a folder in `artefacts`, but got none.")
     found, data = read_artefacts(artefacts), run.made.data
+    data.component = component_of(found)
     check(found, data)  # before any model is made or loaded
     if data.pairing.options["sites"] == "all":
         data.pairing = ArtefactSites(data.pairing, found)
@@ -77,6 +79,25 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
     vector = run.folder / "artefacts" / "control_vector.gguf"
     write_carried_control_vector(carrying.carried, vector)
+
+
+def component_of(artefacts: list[Artefact]) -> Component:
+    """Return what all artefacts read at their sites.
+
+    Raises:
+        ValueError: they read different things, or what is not known.
+    """
+    first = artefacts[0]
+    component = first.about.get("component", "residual")
+    check_component(component)
+    for other in artefacts[1:]:
+        also = other.about.get("component", "residual")
+        if also != component:
+            raise UserError(
+                f"Expected `artefacts` that read one component of the blocks, but {first.name} reads {component} and "
+                f"{other.name} reads {also}. Carry each in a run of its own."
+            )
+    return component
 
 
 def check(artefacts: list[Artefact], data: PairedActivations) -> None:

@@ -30,7 +30,11 @@ from aligners.probing.artefacts.control_vectors import (
     write_control_vector,
 )
 from aligners.probing.artefacts.dictionaries import Dictionary
-from aligners.probing.artefacts.hook_names import hook_like, site_of_hook
+from aligners.probing.artefacts.hook_names import (
+    component_of_hook,
+    hook_like,
+    site_of_hook,
+)
 from aligners.probing.artefacts.kinds import Artefact, Direction, Head, Probe, Stitching
 from aligners.probing.probe_bank import Bank
 from aligners.probing.storing import PROBES, load_banks
@@ -155,8 +159,12 @@ def _dictionary(
     """Read a dictionary of SAELens; its cfg.json has the metadata under `metadata`, or beside the other fields."""
     cfg = _json(folder / CFG)
     told = {**cfg, **(cfg.get("metadata") or {})}
+    hook = str(told.get("hook_name"))
     if "site" not in about:
-        about["site"] = site_of_hook(str(told.get("hook_name")), folder / CFG)
+        about["site"] = site_of_hook(hook, folder / CFG)
+    component = component_of_hook(hook)
+    if component != "residual":
+        about.setdefault("component", component)
     usual = {"kind": "dictionary", "model": told.get("model_name"), "rows": "tokens"}
     about = {**usual, **about, "cfg": cfg}
     _check_model(about, folder / CFG)

@@ -100,6 +100,45 @@ def test_a_permuted_model_reads_as_the_old_one_did(
     assert (tmp_path / "run" / "carrying.png").is_file()
 
 
+def sub_layer_dictionary(folder: Path, hook: str, model: str) -> None:
+    """A dictionary of SAELens, random."""
+    features = 20
+    shapes = {"W_enc": (WIDTH, features), "W_dec": (features, WIDTH), "b_dec": (WIDTH,), "b_enc": (features,)}
+    folder.mkdir(parents=True)
+    tensors = {name: draw(*shape, seed=number) for number, (name, shape) in enumerate(shapes.items())}
+    save_file(tensors, folder / "sae_weights.safetensors")
+    told = {"model_name": model, "hook_name": hook}
+    cfg = {"architecture": "standard", "d_in": WIDTH, "d_sae": features, "metadata": told}
+    (folder / "cfg.json").write_text(json.dumps(cfg))
+
+
+@pytest.mark.parametrize(("hook", "component"), [("hook_mlp_out", "mlp"), ("attn.hook_out", "attention")])
+def test_a_dictionary_of_a_sub_layer_reads_the_new_models(
+    hook: str, component: Any, world: World, permuted: tuple[str, torch.Tensor], tmp_path: Path
+) -> None:
+    sub_layer_dictionary(tmp_path / "mine" / "sae", f"blocks.1.{hook}", world.model_x)
+    report = carried(world, tmp_path / "mine", permuted[0])
+    assert report["meta"]["component"] == component
+    (before,), (after,) = (read_artefacts(tmp_path / place) for place in ("mine", "run/artefacts"))
+    assert (after.site, after.about["component"]) == (2, component)
+    assert after.cfg["metadata"]["hook_name"] == f"blocks.1.{hook}"
+    old, new = load(world.model_x), load(permuted[0])
+    inputs = old.tokenizer(read_texts(world.test)[0], padding=True, return_tensors="pt")
+    mask = inputs["attention_mask"].bool()
+    reads = [model.front(inputs, [2], component)[0][mask] for model in (old, new)]
+    expected = before.answers(reads[0])
+    assert torch.corrcoef(torch.stack([after.answers(reads[1]).flatten(), expected.flatten()]))[0, 1] > 0.99
+    stream = new.front(inputs, [2])[0][mask]
+    assert torch.corrcoef(torch.stack([after.answers(stream).flatten(), expected.flatten()]))[0, 1] < 0.9
+
+
+def test_artefacts_of_several_components_are_refused(world: World, tmp_path: Path) -> None:
+    for hook in ("hook_mlp_out", "hook_resid_post"):
+        sub_layer_dictionary(tmp_path / "mine" / hook, f"blocks.1.{hook}", world.model_x)
+    with pytest.raises(ValueError, match=r"one component of the blocks, but .* reads mlp and .* reads residual"):
+        carried(world, tmp_path / "mine", world.model_y)
+
+
 def test_another_depth_width_and_tokenizer(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sites of the new model are tried; a token's direction is carried on words."""
     new = str(tiny_folder(tmp_path / "gpt2", "gpt2", layers=2, width=24))

@@ -28,7 +28,7 @@ from aligners import maps as banks
 from aligners.api import INN, Linear, carry, read_artefacts, write_artefact
 from aligners.fitting.saved_bank import StoredBank, save_bank
 from aligners.probing.artefacts.dictionaries import Dictionary
-from aligners.probing.artefacts.hook_names import hook_like, site_of_hook
+from aligners.probing.artefacts.hook_names import component_of_hook, hook_like, site_of_hook
 from aligners.probing.artefacts.kinds import Direction, Head, Probe, Stitching
 
 
@@ -160,6 +160,8 @@ HOOKS = {
     "blocks.3.hook_resid_post": (4, "blocks.5.hook_resid_post"),
     "blocks.3.hook_in": (3, "blocks.5.hook_out"),
     "blocks.3.hook_out": (4, "blocks.5.hook_out"),
+    "blocks.3.hook_mlp_out": (4, "blocks.5.hook_mlp_out"),
+    "blocks.3.attn.hook_out": (4, "blocks.5.attn.hook_out"),
     "model.layers.3": (4, "model.layers.5"),
     "transformer.h.3": (4, "transformer.h.5"),
     "bert.encoder.layer.3": (4, "bert.encoder.layer.5"),
@@ -171,13 +173,22 @@ def test_hooks_are_sites(hook: str) -> None:
     site, sixth = HOOKS[hook]
     assert site_of_hook(hook, Path("cfg.json")) == site
     assert hook_like(hook, 6) == sixth
-    assert site_of_hook(hook_like(hook, 0), Path("cfg.json")) == 0
+    if component_of_hook(hook) == "residual":  # a sub-layer has no site 0
+        assert site_of_hook(hook_like(hook, 0), Path("cfg.json")) == 0
 
 
-@pytest.mark.parametrize("hook", ["blocks.3.hook_mlp_out", "blocks.3.attn.hook_z", "ln_final.hook_normalized", "None"])
+@pytest.mark.parametrize("hook", ["blocks.3.attn.hook_z", "blocks.3.mlp.hook_post", "ln_final.hook_normalized", "None"])
 def test_other_hooks_are_refused(hook: str) -> None:
-    with pytest.raises(ValueError, match="only dictionaries of the residual stream"):
+    with pytest.raises(ValueError, match=r"only dictionaries of the residual stream .* adds to it, can be carried\.$"):
         site_of_hook(hook, Path("cfg.json"))
+    with pytest.raises(ValueError, match=r"carried\. The stream in the middle of a block is a sum that no module"):
+        site_of_hook("blocks.3.hook_resid_mid", Path("cfg.json"))
+
+
+def test_hooks_of_sub_layers_name_their_component() -> None:
+    assert component_of_hook("blocks.3.hook_attn_out") == component_of_hook("blocks.3.attn.hook_out") == "attention"
+    assert component_of_hook("blocks.3.hook_mlp_out") == component_of_hook("blocks.3.mlp.hook_out") == "mlp"
+    assert component_of_hook("blocks.3.hook_resid_post") == component_of_hook("model.layers.3") == "residual"
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "jumprelu", "topk", "gated", "batchtopk"])
