@@ -1,8 +1,8 @@
 """Activation folders of dictionary_learning, as its `ActivationCache` writes them.
 
 A folder for each submodule holds `shard_0.memmap`, `shard_0.meta` and so on, and `config.json`. The fork for
-crosscoders (science-of-finetuning/crosscoder_learning) also writes data types and, beside the folders, the
-token of each row.
+crosscoders (science-of-finetuning/dictionary_learning) also writes data types and, beside the folders, the
+token of each row, and in which row each sequence begins.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from aligners.models.recorded.row_arrays import RowArray, as_tensor, numpy_type
 from aligners.models.recorded.source_names import StatesSource
 
 TOKENS = "tokens.pt"
+SEQUENCES = (
+    "sequence_ranges.pt"  # the first row of each sequence, and the number of rows
+)
 
 
 def open_shards(source: StatesSource, folders: Sequence[Path]) -> Opened:
@@ -44,13 +47,32 @@ def open_shards(source: StatesSource, folders: Sequence[Path]) -> Opened:
         sites.append(folder.name)
         arrays.append(RowArray([_shard(file) for file in shards]))
     opened = Opened(sites, arrays, of_tokens=True)
-    for place in (source.path, source.path.parent):
-        if (place / TOKENS).is_file():
-            tokens = torch.load(place / TOKENS, map_location="cpu", weights_only=True)
-            opened.tokens = tokens.flatten().numpy()
-            opened.columns = {"tokens": opened.tokens}
-            break
+    tokens = _beside(source, TOKENS)
+    if tokens is not None:
+        opened.tokens = tokens
+        opened.columns = {"tokens": tokens}
+    ranges = _beside(source, SEQUENCES)
+    if ranges is not None:
+        lengths = np.diff(ranges)
+        opened.sequence = np.arange(len(lengths)).repeat(lengths)
+        opened.of_tokens = False  # it is known whose they are
+        rows = opened.arrays[0].rows
+        if len(opened.sequence) != rows:
+            raise UserError(
+                f"Expected the sequences in {SEQUENCES} of {source.path} to have its {rows} rows, but they have "
+                f"{len(opened.sequence)}. Collect the activations again."
+            )
     return choose_sites(source, opened)
+
+
+def _beside(source: StatesSource, name: str) -> np.ndarray | None:
+    """Read numbers that `torch.save` wrote beside the folders of the submodules; None: there are none."""
+    for folder in (source.path, source.path.parent):
+        file = folder / name
+        if file.is_file():
+            values = torch.load(file, map_location="cpu", weights_only=True)
+            return values.flatten().numpy()
+    return None
 
 
 def _shard(meta: Path) -> Tensor:

@@ -255,3 +255,23 @@ def test_names_of_states() -> None:
     check_command("fit", ["states:a"])
     with pytest.raises(UserError, match=r"This command \(stitch\) runs models, but states:a is recorded states"):
         check_command("stitch", ["embedded:0", "states:a"])
+
+
+def test_sequences_beside_shards_are_groups(tmp_path: Path, states: torch.Tensor) -> None:
+    """As the fork for crosscoders writes them: the first row of each sequence, and the number of all rows."""
+    folder = tmp_path / "layer_2_out"
+    folder.mkdir()
+    array = np.memmap(folder / "shard_0.memmap", np.float32, "w+", shape=(20, 4))
+    array[:] = states[0].numpy()
+    array.flush()
+    (folder / "shard_0.meta").write_text(json.dumps({"shape": [20, 4], "dtype": "torch.float32"}))
+    (folder / "config.json").write_text(json.dumps({"shard_count": 1, "store_sequence_ranges": True}))
+    torch.save(torch.tensor([0, 3, 11, 20]), tmp_path / "sequence_ranges.pt")
+    for place in (tmp_path, folder):
+        found = opened(place)
+        assert found.sequence is not None
+        assert found.sequence.tolist() == [0] * 3 + [1] * 8 + [2] * 9
+        assert not found.of_tokens
+    torch.save(torch.tensor([0, 3, 11, 19]), tmp_path / "sequence_ranges.pt")
+    with pytest.raises(UserError, match=r"sequences in sequence_ranges\.pt .* its 20 rows, but they have 19"):
+        opened(tmp_path)
