@@ -77,7 +77,8 @@ class Procrustes(ArrayMap, aligner=banks.Procrustes):
     ) -> Self:
         """Fit the map on rows that are not of the same texts, by the structure of each side (Dar 2025, mini-vec2vec).
 
-        `aligners.maps.unpaired.rotation` says how, and when that works: measure the result on a few known pairs. With
+        `aligners.maps.unpaired.rotation` says how, and when that works: measure the result on a few known pairs.
+        Between real models it has needed some: from MiniLM to E5, on 2,520 vectors of texts a side, 20 pairs. With
         `scale`, the factor is that of least error on the known pairs, and without them the ratio of the two sides'
         deviations, which a few far rows decide.
 

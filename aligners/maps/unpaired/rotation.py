@@ -86,8 +86,9 @@ def unpaired_rotation(
 
     It works where the two sides' clusters have the same shape. Where they do not, the matching is wrong from the first
     step on, no refinement mends it, and `nearest` does not tell. It fails on the embedded models, where the Procrustes
-    map of the known pairs alone is better at any number of pairs; from MiniLM to E5 it needs pairs, and makes more of
-    20 than that map does: `benchmarks/results` has the curves.
+    map of the known pairs alone is better at any number of pairs; from MiniLM to E5 it needs pairs. With 2,520 vectors
+    of texts a side top 1 of 560 is .004 without pairs, .013 with 5, and .475 with 20, of which that map makes .030,
+    and .727 with 50 against .175: `benchmarks/results` has the curves.
 
     Args:
         x: (N, d_x).
