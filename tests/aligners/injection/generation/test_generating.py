@@ -105,8 +105,8 @@ def test_what_generates_nothing_is_refused(given: Any, said: str) -> None:
 
 def test_other_bad_input() -> None:
     target = model("gpt2")
-    with pytest.raises(ValueError, match="Expected `site` between 0 and 3, but got 4"):
-        generate(target, PROMPTS, Added(4, torch.ones(16)))
+    with pytest.raises(ValueError, match="Expected `site` between 0 and 4, but got 5"):
+        generate(target, PROMPTS, Added(5, torch.ones(16)))
     with pytest.raises(ValueError, match="at most 64 tokens in all"):
         generate(target, PROMPTS, new_tokens=61)
     with pytest.raises(ValueError, match="temperature"):

@@ -180,7 +180,7 @@ def test_words_are_tokens_inside_a_text(model: FrozenModel) -> None:
         ({"words": ((), ())}, "Expected words for and against, or a `reading`"),
         ({"words": (["good"], [])}, "or neither, but got only one"),
         ({"alphas": (0, -1)}, "`alphas` with a positive number"),
-        ({"directions": [Direction("a", 4, torch.ones(16))]}, "Expected `site` between 0 and 3, but got 4"),
+        ({"directions": [Direction("a", 5, torch.ones(16))]}, "Expected `site` between 0 and 4, but got 5"),
         ({"directions": [Direction("a", 2, torch.ones(15))]}, "a has width 15"),
         ({"reading": SimpleNamespace(site=1, answers=torch.abs)}, "at no later site than the reading"),
     ],
