@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.map_errors import MapErrors
+from aligners.fitting.steps import make_optimizer
 from aligners.maps.base import Aligner
 from aligners.maps.solvers import RIDGES, ridge_regression
 from aligners.maps.sparse.sparse_aligner import SparseAligner
@@ -73,6 +74,19 @@ def test_neither_scales_nor_means_of_the_models_change_a_code() -> None:
     aligner = fitted(made(), moved_x, moved_y)
     torch.testing.assert_close(aligner.codes(moved_x, moved_y), codes)
     torch.testing.assert_close(aligner.loss(moved_x, moved_y), fitted(made(), x, y).loss(x, y))
+
+
+def test_rates_of_weights_go_with_the_root_of_the_width() -> None:
+    rates = {}
+    for width in (64, 256, 1024):
+        aligner = SparseAligner(1, width, 16, latents=32)
+        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), [aligner])
+        assert optimizer is not None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                rates[width, tuple(parameter.shape)] = group["lr"]
+        assert rates[width, (1, width, 32)] == rates[width, (1, 32, 16)] == pytest.approx(0.08 / width**0.5)
+        assert rates[width, (1, 1, 32)] == 1e-2
 
 
 def test_fitting_twice_is_fitting_once() -> None:
