@@ -1,13 +1,14 @@
 """What all figures share: colours, panels, lines by site, heat maps, legends."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator
@@ -73,6 +74,7 @@ LEGEND_BESIDE = (
 )
 LEGEND_WIDTH = 1.6  # inches that it takes beside them
 HOLLOW = "hollow: untrained start, or diverged"  # what `line_of_maps` draws
+QUIET, ON_QUIET = "0.85", "0.45"  # of a cell that says nothing, and of its number
 WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
@@ -345,6 +347,7 @@ def heat_map(
     written: int = WRITTEN,
     font: float | None = None,
     unit: float = 1,
+    quiet: NDArray[np.bool_] | None = None,
 ) -> AxesImage:
     """Draw a value for each pair of layers; the first row is at the bottom.
 
@@ -358,10 +361,15 @@ def heat_map(
         written: cells of a side up to which the values stand in the cells.
         font: size of the values; default: what there is room for.
         unit: the values stand in the cells as multiples of it.
+        quiet: (rows, columns) which cells are grey instead.
     """
+    if quiet is None:
+        quiet = np.zeros(grid.shape, dtype=bool)
     colours = "viridis" if low < high else "viridis_r"
     ends: Look = {"vmin": min(low, high), "vmax": max(low, high)}
     image = axis.imshow(grid, origin="lower", aspect="equal", cmap=colours, **ends)
+    grey = np.ma.masked_where(~quiet, np.zeros(grid.shape))
+    axis.imshow(grey, origin="lower", aspect="equal", cmap=ListedColormap([QUIET]))
     side = max(grid.shape)
     size = font or (7 if side <= 8 else 5.5)
     for (i, j), value in np.ndenumerate(grid):
@@ -369,6 +377,8 @@ def heat_map(
             continue
         bright = (value - low) / (high - low) >= LIGHT_FROM
         colour = "k" if bright else "w"
+        if quiet[i, j]:
+            colour = ON_QUIET
         place: Look = {"ha": "center", "va": "center"}
         axis.text(j, i, short(value / unit), fontsize=size, color=colour, **place)
     axis.set_xticks(range(len(columns)), list(map(str, columns)))
@@ -386,6 +396,7 @@ def heat_maps(
     across: Sequence[object],
     low: float = 0,
     high: float = 1,
+    quiet: Callable[[Row], bool] | None = None,
     **bar: Any,
 ) -> None:
     """Draw heat maps of the same layers with one colour scale, and its bar beside them.
@@ -399,13 +410,32 @@ def heat_maps(
         across: likewise.
         low: see `heat_map`.
         high: likewise.
+        quiet: which cells are grey instead.
         bar: options of `Figure.colorbar`.
     """
     for axis, title, own in zip(axes, titles, cells, strict=True):
-        grid = layer_grid(own, columns, up, across)
-        image = heat_map(axis, grid, up, across, low, high)
+        rows = list(own)
+        grid = layer_grid(rows, columns, up, across)
+        grey = None
+        if quiet is not None:
+            grey = quiet_cells(rows, columns, up, across, quiet)
+        image = heat_map(axis, grid, up, across, low, high, quiet=grey)
         axis.set_title(title, fontsize=9)
     axes[0].figure.colorbar(image, ax=axes, **bar)
+
+
+def quiet_cells(
+    cells: Iterable[Row],
+    columns: tuple[str, str, str],
+    up: Sequence[Any],
+    across: Sequence[Any],
+    quiet: Callable[[Row], bool],
+) -> NDArray[np.bool_]:
+    """Return for `heat_map` which cells are grey; arguments as of `layer_grid`."""
+    *places, _ = columns
+    marked = [row | {"quiet": float(quiet(row))} for row in cells]
+    grid = layer_grid(marked, (places[0], places[1], "quiet"), up, across)
+    return grid == 1
 
 
 def layer_grid(

@@ -1,4 +1,4 @@
-"""Controls of a similarity: rows paired across texts, intervals over groups of texts, and a sample of rows."""
+"""Controls of a similarity: what a value is worth, intervals over groups of texts, and a sample of rows."""
 
 import math
 from collections.abc import Sequence
@@ -13,49 +13,6 @@ from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
 from aligners.similarity.passes.ranks import collected, summed, this_rank
 
 EQUAL = 1e-9  # values of a measure that differ by less are equal but for rounding
-
-
-def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Choose rows of X and of Y to pair so that no row meets its own text: the null of any measure.
-
-    Y's rows are rolled by whole texts. Rows of one text stay together and in order, so the dependence within a
-    text, which makes chance similarity larger than that of independent rows, is kept. A row that would still
-    meet its own text (a text longer than the roll) is left out.
-
-    Args:
-        text: (N,) number of the text of each row; rows of a text are neighbours.
-        share: how far to roll, as a share of the texts, in (0, 1).
-
-    Returns:
-        Row numbers of X and of Y, each (M,), M <= N, on the device of `text`.
-
-    Raises:
-        ValueError: fewer than two texts.
-    """
-    numbers = text.cpu()
-    n = len(numbers)
-    _, counts = numbers.unique_consecutive(return_counts=True)
-    if len(counts) < 2:
-        raise UserError(
-            "The null pairs rows of different texts of a batch: expected at least 2 texts in every batch, but got "
-            f"{len(counts)}. Raise `batch_size`, or leave the controls off."
-        )
-    texts = rolled_by(share, len(counts))
-    passed = counts[:texts]
-    shift = int(passed.sum())
-    rows = torch.arange(n)
-    partners = (rows + shift) % n
-    apart = numbers != numbers[partners]
-    rows_x = rows[apart]
-    rows_y = partners[apart]
-    return rows_x.to(text.device), rows_y.to(text.device)
-
-
-def rolled_by(share: float, texts: int) -> int:
-    """Return by how many of so many texts to roll: at least one, and not all."""
-    shift = round(share * texts)
-    shift = max(shift, 1)
-    return min(shift, texts - 1)
 
 
 def cropped(weights: Tensor, words: Tensor) -> Tensor:
@@ -129,27 +86,33 @@ class Calibration(NamedTuple):
     p_family: Tensor
 
 
-def calibrated(value: Tensor, nulls: Tensor) -> Calibration:
+def calibrated(
+    value: Tensor, nulls: Tensor, as_paired: Tensor | None = None
+) -> Calibration:
     """Set values of a measure at all layer pairs against those under R permutations.
 
-    p is (1 + #{null ≥ value}) / (1 + R), at least 1 / (1 + R). `p_family` is p of the largest effect over the layer
-    pairs (Westfall and Young 1993, single-step maxT): the chance that any pair of unrelated models comes so high. As
-    each permutation is one of all pairs, it is exact however strongly these depend on each other, as layers do; and its
-    least value is 1 / (1 + R) for any number of pairs, where Holm's is that times their number. Effects in it are over
-    the mean of the value and its nulls, which treats all permutations alike.
+    p is (1 + #{null ≥ value}) / (1 + R), at least 1 / (1 + R): exact if all permutations were equally likely, the true
+    pairing among them (Phipson and Smyth 2010, "Permutation p-values should never be zero"). `p_family` is p of the
+    largest effect over the layer pairs (Westfall and Young 1993, single-step maxT): the chance that any pair of
+    unrelated models comes so high. As each permutation is one of all pairs, it is exact however strongly these depend
+    on each other, as layers do; and its least value is 1 / (1 + R) for any number of pairs, where Holm's is that times
+    their number. Effects in it are over the mean of the value and its nulls, which treats all permutations alike.
 
     Args:
         value: (L_x, L_y); NaN where there is none.
         nulls: (R, L_x, L_y).
+        as_paired: (L_x, L_y) value of the rows that were permuted, which stands for `value` where these are not all.
     """
     draws = len(nulls)
+    if as_paired is None:
+        as_paired = value
     null = nulls.mean(0)
     above = 1 - null
-    effect = (value - null) / above.where(above > EQUAL, torch.nan)
-    as_high = nulls >= value - EQUAL
+    effect = (as_paired - null) / above.where(above > EQUAL, torch.nan)
+    as_high = nulls >= as_paired - EQUAL
     p = (1 + as_high.sum(0)).double() / (1 + draws)
 
-    every = torch.cat([value[None], nulls])
+    every = torch.cat([as_paired[None], nulls])
     middle = every.mean(0)
     room = (1 - middle).clamp(min=EQUAL)
     effects = (every - middle) / room

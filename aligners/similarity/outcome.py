@@ -58,7 +58,8 @@ class TileFigures:
         Args:
             tile: which.
             measures: that are wanted.
-            sums: sums of the tile, by stream: value, and with controls fit, untrained, standardised, null_0, ...
+            sums: sums of the tile, by stream: value, and with controls fit, untrained, standardised, aligned, null_0,
+                null_1, ...
             matching: positions of the matching layers, for intervals.
         """
         figures = cls(tile)

@@ -36,6 +36,7 @@ from aligners.similarity.similarity_tables import (
     layer_rows,
     rows_of,
 )
+from aligners.similarity.text_orders import sure_orders
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class SimilarityEvaluation(pl.LightningModule):
 
     With `controls`, every value comes with
     - its 95 % interval, from a jackknife over groups of texts, along matching layers;
-    - its null: the same rows, with those of Y rolled to other texts;
+    - its null: the same rows, with Y's texts in random orders within batches, and from it its effect and p;
     - its floor: untrained twins of the two models on the same texts; recorded states have none;
     - its ceiling: the model with itself;
     - its value on standardised features (mean and deviation of the fitting texts);
@@ -64,11 +65,12 @@ class SimilarityEvaluation(pl.LightningModule):
             in any case.
         groups: groups of texts that the jackknife leaves out in turn; default: 10, or as many as there are batches if
             these are fewer.
-        permutations: number of permutations over which the null is averaged.
+        permutations: number of random orders of Y's texts over which the null is averaged; the least p is 1 / (1 +
+            permutations). Texts change places with those of nearly equal length in their batch.
         share: the share of the variance that SVCCA and PWCCA keep.
         products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
             precision; six digits of each covariance are kept.
-        seed: seed of the samples of rows and of the untrained twins.
+        seed: seed of the samples of rows, of the untrained twins and of the permutations.
         memory: the most memory to take for sums, samples and their decompositions, in GB (10⁹ bytes) for each process;
             on a GPU, of its memory, models included. More pairs of models than fit are compared in several passes over
             the texts. Default: half of what is free.
@@ -162,6 +164,19 @@ class SimilarityEvaluation(pl.LightningModule):
             raise UserError(
                 f"The jackknife leaves out `groups` = {self.groups} groups of batches in turn, but the held-out texts "
                 f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
+            )
+        self._check_permutations()
+
+    def _check_permutations(self) -> None:
+        """Raise if the texts of the batches have fewer orders than are asked for."""
+        if not self._fits:
+            return
+        bounds = self._held_out_batches().bounds[: self._batches + 1]
+        orders = sure_orders(np.diff(bounds).tolist())
+        if self.permutations >= orders:
+            raise UserError(
+                f"Expected fewer `permutations` than the texts of the batches have orders, {orders}, the true one "
+                f"among them, but got {self.permutations}. Raise `data.batch_size`, or give more texts."
             )
 
     def _held_out_batches(self) -> LengthBatches:

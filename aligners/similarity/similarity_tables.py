@@ -14,7 +14,7 @@ from aligners.similarity.functional.canonical_correlations import MOST_BY_CHANCE
 from aligners.similarity.functional.cka import angular_distance
 from aligners.similarity.functional.regression import localization
 from aligners.similarity.outcome import Grids, TileFigures
-from aligners.similarity.passes.streams import FAR_VALUES
+from aligners.similarity.passes.streams import ALIGNED, FAR_VALUES
 
 Row = dict[str, Any]
 # models and measure -> direction -> (L_x, L_y)
@@ -104,8 +104,9 @@ class PairFigures:
             grids["low"][direction] = low
             grids["high"][direction] = high
         values = self.grids(measure, "value")
+        as_paired = self.grids(measure, ALIGNED)
         for direction, nulls in self._null(measure).items():
-            found = calibrated(values[direction], nulls)
+            found = calibrated(values[direction], nulls, as_paired.get(direction))
             grids["null"][direction] = found.null
             grids["null_high"][direction] = found.high
             for name in CALIBRATED:

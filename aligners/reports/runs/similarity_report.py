@@ -41,6 +41,8 @@ NARROW = 30  # letters that fit below one of so many panels abreast
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
 LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
+QUIET: drawing.Look = drawing.LOOKS["quiet"]
+GREY = "grey: no higher than its null"
 HIGHEST_P = 0.05  # of a value that is called higher than its null
 BEYOND = "the trained models are more alike than their untrained twins, beyond the 95% interval over texts, by"
 
@@ -251,13 +253,13 @@ def _null_words(meta: Row, rows: Sequence[Row]) -> list[str]:
     for label, measured in grouped(calibrated, "label").items():
         count = 0
         for row in measured:
-            count += row["value"] <= row["null_high"] and row["p"] > HIGHEST_P
+            count += _is_quiet(row)
         if count:
             low.append(f"{label} ({count} of {len(measured)})")
     if low:
         said.append(
             f"No higher than the null, at some layer pairs: {listed(low)}. Such a value shows no similarity, and is "
-            "grey in the tables."
+            "grey in the tables and figures."
         )
     return said
 
@@ -305,17 +307,22 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 def _no_higher_than_null(
     rows: Sequence[Row], pairs: Sequence[tuple[int, int]]
 ) -> list[int]:
-    """Return the places, in a row of the table, of values that some permutation of the texts reaches.
+    """Return the places, in a row of the table, of values that are no higher than their nulls."""
+    places = []
+    for place, row in enumerate(_along(rows, pairs)):
+        if _is_quiet(row):
+            places.append(2 + place)  # after the measure and the control
+    return places
+
+
+def _is_quiet(row: Row) -> bool:
+    """Whether some permutation of the texts reaches the value, so that it shows no similarity.
 
     With 20 permutations or more one in twenty may: p is then at most .05.
     """
-    places = []
-    for place, row in enumerate(_along(rows, pairs)):
-        if not all_known([row], "value", "p", "null_high"):
-            continue
-        if row["value"] <= row["null_high"] and row["p"] > HIGHEST_P:
-            places.append(2 + place)  # after the measure and the control
-    return places
+    if not all_known([row], "value", "p", "null_high"):
+        return False
+    return row["value"] <= row["null_high"] and row["p"] > HIGHEST_P
 
 
 # ---------------------------------------------------------------------- figures
@@ -353,8 +360,11 @@ def pair_map(rows: Sequence[Row]) -> Figure:
         len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8
     )
     columns = "layer_x", "layer_y", "value"
-    bar: drawing.Look = {"shrink": 0.6, "pad": 0.01, "label": "similarity"}
-    drawing.heat_maps(axes, measures, measures.values(), columns, up, across, **bar)
+    words = f"similarity ({GREY})" if any(map(_is_quiet, rows)) else "similarity"
+    bar: drawing.Look = {"shrink": 0.6, "pad": 0.01, "label": words}
+    drawing.heat_maps(
+        axes, measures, measures.values(), columns, up, across, quiet=_is_quiet, **bar
+    )
     drawing.label(
         figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}"
     )
@@ -375,10 +385,15 @@ def block_map(rows: Sequence[Row]) -> Figure:
     room = 0.3 * len(places)
     size = min(max(3.5, room), LARGEST)
     figure, (axis,) = drawing.panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
-    grid = drawing.layer_grid(cells, ("from", "to", "value"), places, places)
-    image = drawing.heat_map(axis, grid, layers, layers)
+    columns = "from", "to", "value"
+    grid = drawing.layer_grid(cells, columns, places, places)
+    quiet = drawing.quiet_cells(cells, columns, places, places, _is_quiet)
+    image = drawing.heat_map(axis, grid, layers, layers, quiet=quiet)
     _name_blocks(axis, [model for model, _ in places], crowded=room > LARGEST)
-    figure.suptitle(rows[0]["measure"], fontsize=10)
+    title = rows[0]["measure"]
+    if quiet.any():
+        title += f" ({GREY})"
+    figure.suptitle(title, fontsize=10)
     words = "similarity of the row's layer to the column's"
     figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label=words)
     return figure
@@ -400,9 +415,9 @@ def _both_directions(rows: Sequence[Row]) -> list[Row]:
         x = (row["model_x"], row["layer_x"])
         y = (row["model_y"], row["layer_y"])
         if row["direction"] != "backward":
-            cells.append({"from": x, "to": y, "value": row["value"]})
+            cells.append(row | {"from": x, "to": y})
         if row["direction"] != "forward":
-            cells.append({"from": y, "to": x, "value": row["value"]})
+            cells.append(row | {"from": y, "to": x})
     return cells
 
 
@@ -477,6 +492,10 @@ def _draw_lines(
             heights = numbers(scaled, "value")
         if np.isfinite(heights).any():
             axis.plot(across, heights, markersize=3.5, **look)
+    quiet = [place for place in across if _is_quiet(line[place])]
+    if quiet:
+        heights = numbers([line[place] for place in quiet], "value")
+        axis.plot(quiet, heights, markersize=4, zorder=4, **QUIET)
 
 
 def _along(rows: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[Row]:

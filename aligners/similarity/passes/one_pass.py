@@ -143,8 +143,8 @@ class PassRun:
         self, stream: Stream, batch: LayerBatch, observed: BatchRows
     ) -> BatchRows:
         """The rows of a batch in one of the streams."""
-        if stream.share is not None:
-            return observed.rolled(stream.share)
+        if stream.order is not None:
+            return observed.reordered(stream.order, self.settings.seed)
         if stream.name == "untrained":
             return self._untrained(batch)
         if stream.name in FAR_VALUES.values():

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from aligners.datamodules.tokens.splits import Split
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
-from aligners.similarity.controls import cropped, permuted_rows, rolled_by
+from aligners.similarity.controls import cropped
+from aligners.similarity.text_orders import AS_PAIRED, permuted_rows, permuted_texts
 
+ALIGNED = "aligned"  # the stream of the rows that are permuted, as they are paired
 # by `data.far_rows`, the stream that stands beside the value
 FAR_VALUES = {"leave_out": "with_far", "keep": "without_far"}
 
@@ -27,18 +28,18 @@ class Stream(NamedTuple):
     """One way to pair the rows of any two models.
 
     Attributes:
-        name: value, null_0, null_1, ..., untrained, standardised, fit, with_far or without_far.
+        name: value, aligned, null_0, null_1, ..., untrained, standardised, fit, with_far or without_far.
         measures: to be computed from it.
         groups: groups of texts that are told apart, for a jackknife along matching layers; 1: they are not.
         split: the texts that it reads.
-        share: share of a batch's texts by which the rows of Y are rolled to other texts; None: they are not.
+        order: number of the order in which X's texts meet Y's, see `permuted_rows`; None: all rows, as they are.
     """
 
     name: str
     measures: tuple[Measure, ...]
     groups: int = 1
     split: Split = "test"
-    share: float | None = None
+    order: int | None = None
 
     @property
     def families(self) -> set[Family]:
@@ -54,9 +55,9 @@ class Stream(NamedTuple):
     @property
     def sides(self) -> tuple[str, str]:
         """Names of a model's rows as X and as Y: the same, unless a model has other rows in each place."""
-        if self.share is None:
-            return "x", "x"
-        return "x", "y"
+        if self.order:
+            return "x", "y"
+        return "x", "x"
 
     def covers(self, pair: tuple[int, int]) -> bool:
         """Whether it has this pair of models: a model with itself has no controls."""
@@ -92,9 +93,9 @@ def streams_of(
     fitted = tuple(each for each in measures if each.held_out is not None)
     if controls:
         streams = [Stream("fit", fitted, split="fit"), Stream("value", every, groups)]
-        for roll in range(permutations):
-            share = (roll + 1) / (permutations + 1)
-            streams.append(Stream(f"null_{roll}", every, share=share))
+        streams.append(Stream(ALIGNED, every, order=AS_PAIRED))
+        for draw in range(permutations):
+            streams.append(Stream(f"null_{draw}", every, order=draw + 1))
         streams += [Stream("untrained", every), Stream("standardised", on_states)]
     else:
         streams = [Stream("value", every)]
@@ -130,31 +131,31 @@ class BatchRows(NamedTuple):
     x: Mapping[int, ModelRows]
     y: Mapping[int, ModelRows]
 
-    def rolled(self, share: float) -> Self:
+    def reordered(self, order: int, seed: int) -> Self:
         """Rows and attention of X paired with those of other texts of Y: the null of every measure.
 
         Args:
-            share: see `aligners.similarity.controls.permuted_rows`.
+            order: see `aligners.similarity.text_orders.permuted_rows`.
+            seed: see there.
 
         Raises:
             ValueError: as there.
         """
-        index_x, index_y = permuted_rows(self.text, share)
-        words = self.words
-        if len(words) < 2:
-            words = words[:0]
-        shift = rolled_by(share, len(words))
-        both = torch.minimum(words, words.roll(shift))
+        index_x, index_y = permuted_rows(self.text, order, seed)
+        words = self.words[:0]
+        if len(self.words) > 1:
+            first = int(self.text[0])
+            places = permuted_texts(self.words, first, order, seed)
+            of_x, of_y, words = (each.to(self.words.device) for each in places)
 
         x, y = {}, {}
         for m, (states, heads) in self.x.items():
             heads_x = heads_y = heads
-            if heads is not None and len(both):
-                rolled = heads.roll(shift, 2)
-                heads_x = cropped(heads, both)
-                heads_y = cropped(rolled, both)
+            if heads is not None and len(words):
+                heads_x = cropped(heads[:, :, of_x], words)
+                heads_y = cropped(heads[:, :, of_y], words)
             x[m] = ModelRows(states[:, index_x], heads_x)
             y[m] = ModelRows(states[:, index_y], heads_y)
         text = self.text[index_x]
         token = self.token[index_x]
-        return type(self)(text, token, both, x, y)
+        return type(self)(text, token, words, x, y)

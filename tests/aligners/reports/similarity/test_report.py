@@ -6,9 +6,11 @@ from itertools import combinations_with_replacement, product
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 from rich.console import Console
 from tests.aligners.reports.made import printed
 
+from aligners.reports.drawing import ON_QUIET
 from aligners.reports.page.run_page import page_tables
 from aligners.reports.runs.similarity_report import block_map, layer_lines, pair_map, report
 
@@ -127,3 +129,13 @@ def test_a_value_no_higher_than_its_null_is_grey() -> None:
     (page, *_) = page_tables(made)
     assert [cell.value for line in page.rows for cell in line.cells if cell.quiet] == ["0.110", "0.110"]
     assert "Grey values: no higher than the null." in page.caption
+    (line,) = made.figures["diagonal_X_Y"]().axes[0].lines[-1:]
+    assert (line.get_color(), line.get_xdata().tolist()) == ("0.6", [1])
+    cells = [row for row in found if row["label"] == "cka" and row["features"] == "raw"]
+    for figure, count in ((made.figures["layers_X_Y"](), 3), (block_map(cells), 6)):
+        axis = figure.axes[0]
+        grey = [text.get_text() for text in axis.texts if text.get_color() == ON_QUIET]
+        assert sorted({*grey}) == [".10", ".11", ".12"]  # all of the second layer of X
+        assert len(grey) == axis.images[1].get_array().count() == count
+        assert any("no higher than its null" in text.get_text() for text in figure.findobj(Text))
+    assert pair_map(rows(PAIR)[:9]).axes[0].images[1].get_array().count() == 0
