@@ -55,28 +55,17 @@ class Neighbours(NamedTuple):
         Raises:
             ValueError: some row has fewer than k others.
         """
-        n = len(rows)
-        own = torch.arange(n, device=rows.device)
+        own = torch.arange(len(rows), device=rows.device)
         if groups is not None:
             own = groups.to(rows.device)
         _check_k(k, own)
-        centred = pairs.CentredRows(rows[None], of_length_one=True)
-        directions = centred[:, :][0]
-        squares = torch.linalg.vecdot(directions, directions)
-        tie = TIE * float(squares.mean())
-        step = max(AT_ONCE // n, 1)
+        directions = _Directions.of(rows)
+        step = max(AT_ONCE // len(rows), 1)
         parts = []
-        for start in range(0, n, step):
-            some = slice(start, start + step)
-            # cos(i, j) − 1 + ‖w_i‖²/2, which nothing cancels in where all rows have nearly one direction
-            nearness = directions[some] @ directions.T
-            nearness -= squares / 2
-            nearness.masked_fill_(own[some, None] == own, -torch.inf)
-            row, other, weight = _shared_places(nearness, k, tie)
-            cosine = 1 - squares[some][row] / 2 + nearness[row, other]
-            parts.append(((row + start) * n + other, weight, cosine))
+        for start in range(0, len(rows), step):
+            parts.append(_nearest(directions, start, step, k, own))
         place, weight, cosine = map(torch.cat, zip(*parts, strict=True))
-        return cls(n, k, place, weight, cosine)
+        return cls(len(rows), k, place, weight, cosine)
 
     def reordered(self, order: Tensor) -> Self:
         """Return the neighbours of the rows in another order: row i is then what was row `order[i]`."""
@@ -85,9 +74,42 @@ class Neighbours(NamedTuple):
         row = now[self.place // self.n]
         other = now[self.place % self.n]
         place, sorting = (row * self.n + other).sort()
-        return type(self)(
-            self.n, self.k, place, self.weight[sorting], self.cosine[sorting]
-        )
+        weight = self.weight[sorting]
+        cosine = self.cosine[sorting]
+        return self._replace(place=place, weight=weight, cosine=cosine)
+
+
+class _Directions(NamedTuple):
+    """Rows of length 1 less their mean, w_i, (N, d), ‖w_i‖², (N,), and the cosines that are equal but for rounding."""
+
+    rows: Tensor
+    squares: Tensor
+    tie: float
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Self:
+        """Make them of any rows (N, d)."""
+        centred = pairs.CentredRows(rows[None], of_length_one=True)
+        directions = centred[:, :][0]
+        squares = torch.linalg.vecdot(directions, directions)
+        return cls(directions, squares, TIE * float(squares.mean()))
+
+
+def _nearest(
+    directions: _Directions, start: int, step: int, k: int, own: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Places, weights and cosines of the neighbours of the rows from `start` on, (E,) each."""
+    rows, squares, tie = directions
+    some = slice(start, start + step)
+    # cos(i, j) − 1 + ‖w_i‖²/2, which nothing cancels in where all rows have nearly one direction
+    nearness = rows[some] @ rows.T
+    nearness -= squares / 2
+    nearness.masked_fill_(own[some, None] == own, -torch.inf)
+    last, row, other = _candidates(nearness, k, tie)
+    near = nearness[row, other]
+    weight = _weights(row, near > last[row] + tie, k)
+    cosine = 1 - squares[some][row] / 2 + near
+    return (row + start) * len(rows) + other, weight, cosine
 
 
 def _check_k(k: int, own: Tensor) -> None:
@@ -103,19 +125,29 @@ def _check_k(k: int, own: Tensor) -> None:
         )
 
 
-def _shared_places(
-    nearness: Tensor, k: int, tie: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, neighbours and weights, (E,) each, of a block (M, N) of what grows with the cosines."""
-    last = nearness.topk(k, sorted=True).values[:, -1:]
-    near = nearness >= last - tie
-    surely = nearness > last + tie
-    sure = surely.sum(1)
-    tied = near.sum(1) - sure
-    share = (k - sure).double() / tied
-    row, other = near.nonzero(as_tuple=True)
-    weight = share[row].where(~surely[row, other], 1)
-    return row, other, weight
+def _candidates(nearness: Tensor, k: int, tie: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The k-th largest of each row of a block (M, N), (M,); rows and columns of those as large, in order, (E,) each.
+
+    They are looked for among the 2k largest; where more than these may be tied, among all.
+    """
+    largest, columns = nearness.topk(min(2 * k, nearness.shape[1]))
+    last = largest[:, k - 1]
+    near = largest >= last[:, None] - tie
+    if near[:, -1].any():
+        near = nearness >= last[:, None] - tie
+        row, column = near.nonzero(as_tuple=True)
+        return last, row, column
+    columns = columns.where(near, nearness.shape[1]).sort().values
+    row, place = (columns < nearness.shape[1]).nonzero(as_tuple=True)
+    return last, row, columns[row, place]
+
+
+def _weights(row: Tensor, surely: Tensor, k: int) -> Tensor:
+    """Weights of the neighbours of each row, (E,): 1 of those surely among its k, and of those tied their share."""
+    count = row.bincount()
+    sure = row[surely].bincount(minlength=len(count))
+    share = (k - sure).double() / (count - sure)
+    return share[row].where(~surely, 1)
 
 
 def mutual_knn(
