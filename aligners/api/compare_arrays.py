@@ -3,8 +3,9 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, reduce
 from itertools import product
+from math import isnan
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from aligners.api.groups import Groups, numbered
 from aligners.api.measures import FAMILIES
 from aligners.errors import UserError, check_known, check_range
 from aligners.similarity.algebra.grid import GridSums, grid_moments
+from aligners.similarity.algebra.permuted_pairs import OfPairs, PermutedPairs
 from aligners.similarity.catalogue import Measure, catalogue
 from aligners.similarity.controls import (
     Sample,
@@ -23,12 +25,17 @@ from aligners.similarity.controls import (
 )
 from aligners.similarity.functional.canonical_correlations import whitenings
 from aligners.similarity.functional.cca import SharedMoments
-from aligners.similarity.functional.cka import unbiased_hsic
+from aligners.similarity.functional.cka import (
+    hsic_pairs,
+    unbiased_hsic,
+    unbiased_hsic_from_sums,
+)
 from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
 from aligners.similarity.functional.predictivity import all_but_one
 
 __all__ = ["Compared", "compare_arrays"]
 
+MadeOf = Callable[[Tensor, Tensor], OfPairs]  # of rows of X and of Y
 PARTS = 10  # that the jackknife leaves out in turn
 SHOWN = ("value", "null", "effect", "p", "p_family", "low", "high")
 
@@ -115,8 +122,9 @@ def compare_arrays(
     as rows of one text depend on each other, so that independent rows would be too easy to beat. A value no higher than
     its null shows no similarity, however high it is; few rows of many features give a high null.
 
-    Moments are summed once: a permutation changes the products of X with Y alone. Neighbours are found once. Other
-    measures of rows (`rbf_cka`, `rsa`, ...) are computed again for each permutation.
+    A permutation changes the products of X with Y alone. Moments of each side, neighbours and, of up to some thousand
+    rows, Gram matrices (`rsa`, `rbf_cka`, ...) are made once. What is left for each permutation is a product of X with
+    Y, and where a measure decomposes that (CCA, `nbs`) or matches it, the decomposition or the matching.
 
     Args:
         x: (N, d_x) rows, or those of several sites; see `aligners.api.arrays`.
@@ -139,48 +147,100 @@ def compare_arrays(
     chosen = _chosen(measures)
     check_range(least=1, draws=draws)
     check_range(above=0, below=1, level=level)
-    keys, (of_x, of_y) = _sites(x, y)
-    n = of_x.shape[1]
-    number = numbered(groups, n)
-    count = None
-    if number is not None:
+    keys, sites = _sites(x, y)
+    arranged = _Arranged.of(*sites, groups)
+    orders = list(_orders(arranged.groups, arranged.n, draws, seed))
+    values, nulls = _against_nulls(chosen, arranged, orders)
+    cautions: list[str] = []
+    ends = _intervals(chosen, arranged, level, values, cautions)
+    about = {"n": arranged.n, "groups": arranged.count, "draws": draws}
+    found = []
+    for measure in chosen:
+        name = measure.name
+        grids = _figures(values[name], nulls[name], ends[name])
+        for row in _rows(keys, grids):
+            found.append({"measure": name} | row | about)
+    return Compared(
+        found,
+        n=arranged.n,
+        groups=arranged.count,
+        draws=draws,
+        level=level,
+        cautions=cautions,
+    )
+
+
+class _Arranged(NamedTuple):
+    """Rows in the order of their groups.
+
+    Attributes:
+        x: (L_x, N, d_x); y: (L_y, N, d_y).
+        groups: (N,) number of each row's group, None without groups.
+    """
+
+    x: Tensor
+    y: Tensor
+    groups: Tensor | None
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, groups: Groups | None) -> Self:
+        """Arrange rows in any order.
+
+        Raises:
+            ValueError: one group.
+        """
+        number = numbered(groups, x.shape[1])
+        if number is None:
+            return cls(x, y, None)
         order = number.argsort(stable=True)
         number = number[order]
-        of_x = of_x[:, order.to(of_x.device)]
-        of_y = of_y[:, order.to(of_y.device)]
-        count = 1 + int(number[-1])
-        if count < 2:
+        if number[-1] < 1:
             raise UserError(
                 "Expected at least 2 groups in `groups`, since the null reorders whole groups, but got 1. Leave "
                 "`groups` out if rows do not depend on each other."
             )
+        return cls(x[:, order.to(x.device)], y[:, order.to(y.device)], number)
 
-    orders = list(_orders(number, n, draws, seed))
-    values, nulls = _against_nulls(chosen, of_x, of_y, number, orders)
-    cautions: list[str] = []
-    ends = _intervals(chosen, of_x, of_y, number, level, values, cautions)
-    found = []
-    about = {"n": n, "groups": count, "draws": draws}
-    for measure in chosen:
-        figures = calibrated(values[measure.name], nulls[measure.name])
-        grids = {
-            "value": values[measure.name],
-            "null": figures.null,
-            "effect": figures.effect,
-            "p": figures.p,
-            "p_family": figures.p_family,
-        }
-        low, high = ends[measure.name]
-        grids |= {"low": low, "high": high}
-        for (i, site_x), (j, site_y) in product(*map(enumerate, keys)):
-            row = {"measure": measure.name, "site_x": site_x, "site_y": site_y}
-            for name, grid in grids.items():
-                figure = float(grid[i, j])
-                row[name] = figure if figure == figure else None
-            found.append(row | about)
-    return Compared(
-        found, n=n, groups=count, draws=draws, level=level, cautions=cautions
-    )
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return self.x.shape[1]
+
+    @property
+    def count(self) -> int | None:
+        """Number of groups; None without groups."""
+        return None if self.groups is None else 1 + int(self.groups[-1])
+
+    @property
+    def text(self) -> Tensor:
+        """(N,) group of each row, or a number for each."""
+        if self.groups is None:
+            return torch.arange(self.n)
+        return self.groups
+
+
+def _figures(
+    value: Tensor, nulls: Tensor, ends: tuple[Tensor, Tensor]
+) -> dict[str, Tensor]:
+    """The columns of a measure by name, (L_x, L_y) each."""
+    figures = calibrated(value, nulls)
+    grids = {"value": value}
+    for name in ("null", "effect", "p", "p_family"):
+        grids[name] = getattr(figures, name)
+    low, high = ends
+    return grids | {"low": low, "high": high}
+
+
+def _rows(
+    keys: tuple[list[Hashable], list[Hashable]], grids: dict[str, Tensor]
+) -> Iterator[dict[str, Any]]:
+    """Sites and figures of each pair of sites, None for NaN."""
+    for (i, site_x), (j, site_y) in product(*map(enumerate, keys)):
+        row: dict[str, Any] = {"site_x": site_x, "site_y": site_y}
+        for name, grid in grids.items():
+            figure = float(grid[i, j])
+            row[name] = None if isnan(figure) else figure
+        yield row
 
 
 def _chosen(names: str | Sequence[str]) -> list[Measure]:
@@ -231,18 +291,13 @@ class _Reordered:
     """A sample of rows of one site of X and all sites of Y, those of Y in some order, with neighbours found before."""
 
     def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        text: Tensor,
-        order: Tensor,
-        near: Callable[[], tuple[list[Neighbours], list[Neighbours]]],
+        self, x: Tensor, y: Tensor, text: Tensor, order: Tensor, contents: "_Contents"
     ) -> None:
         self.x = x
         self.text = text
         self._y = y
         self._order = order
-        self._near = near
+        self._contents = contents
 
     @cached_property
     def y(self) -> Tensor:
@@ -251,8 +306,12 @@ class _Reordered:
 
     def near(self) -> tuple[list[Neighbours], list[Neighbours]]:
         """As `Sample.near`."""
-        of_x, of_y = self._near()
+        of_x, of_y = self._contents.near()
         return of_x, [each.reordered(self._order) for each in of_y]
+
+    def of_pairs(self, made_of: MadeOf) -> Tensor:
+        """As `Sample.of_pairs`."""
+        return self._contents.pairs(made_of).value(self._order)
 
 
 class _Contents:
@@ -271,14 +330,25 @@ class _Contents:
         self.y = y
         self.text = text
         self.shared = shared
+        self._pairs: dict[MadeOf, OfPairs] = {}
 
     def of(self, family: str, order: Tensor) -> Any:
         """The content of a family, with the rows of Y in this order."""
         if family == "moments":
             return self._moments(order)
         if family == "batches":
-            return unbiased_hsic(self.x, self.y[:, order])
-        return _Reordered(self.x, self.y, self.text, order, self._near)
+            return unbiased_hsic_from_sums(self._batch.of(order))
+        return _Reordered(self.x, self.y, self.text, order, self)
+
+    @cached_property
+    def _batch(self) -> PermutedPairs:
+        return hsic_pairs(self.x, self.y)
+
+    def pairs(self, made_of: MadeOf) -> OfPairs:
+        """What a measure of pairs of rows is made of, at the first call."""
+        if made_of not in self._pairs:
+            self._pairs[made_of] = made_of(self.x, self.y)
+        return self._pairs[made_of]
 
     def _moments(self, order: Tensor) -> SharedMoments:
         """Moments whose products of X with Y alone are new."""
@@ -314,7 +384,7 @@ class _Contents:
             self.shared["centred"] = [_centred(layer) for layer in self.y]
         return self.shared["centred"]
 
-    def _near(self) -> tuple[list[Neighbours], list[Neighbours]]:
+    def near(self) -> tuple[list[Neighbours], list[Neighbours]]:
         """The neighbours of X's rows and of Y's, found at the first call."""
         return self._near_x, self._near_y
 
@@ -337,38 +407,44 @@ def _centred(layer: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _against_nulls(
-    measures: Sequence[Measure],
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor | None,
-    orders: Sequence[Tensor],
+    measures: Sequence[Measure], arranged: _Arranged, orders: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The values of each measure, (L_x, L_y), and those under each order, (R, L_x, L_y)."""
-    n = x.shape[1]
-    text = torch.arange(n) if groups is None else groups
-    text = text.to(x.device)
+    as_paired = torch.arange(arranged.n)
     shared: dict[str, Any] = {}
-    found: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
-    for layer in x.split(1):
-        contents = _Contents(layer, y, text, shared)
-        of_layer: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
-        for order in (torch.arange(n), *orders):
-            content = {}
-            on_device = order.to(x.device)
-            for measure in measures:
-                if measure.family not in content:
-                    content[measure.family] = contents.of(measure.family, on_device)
-                value = measure.compute(content[measure.family])
-                of_layer[measure.name].append(value[0].cpu().double())
-        for name, of_orders in of_layer.items():
-            found[name].append(torch.stack(of_orders))
+    layers = []
+    for layer in arranged.x.split(1):
+        text = arranged.text.to(layer.device)
+        contents = _Contents(layer, arranged.y, text, shared)
+        of_orders = []
+        for order in (as_paired, *orders):
+            of_orders.append(_values(measures, contents, order.to(layer.device)))
+        layers.append(of_orders)
     nulls = {}
     values = {}
-    for name, layers in found.items():
-        both = torch.stack(layers, 1)
-        values[name] = both[0]
-        nulls[name] = both[1:]
+    for place, measure in enumerate(measures):
+        of_layers = []
+        for of_orders in layers:
+            of_layers.append(torch.stack([found[place] for found in of_orders]))
+        grids = torch.stack(of_layers, 1)
+        values[measure.name] = grids[0]
+        nulls[measure.name] = grids[1:]
     return values, nulls
+
+
+def _values(
+    measures: Sequence[Measure], contents: _Contents, order: Tensor
+) -> list[Tensor]:
+    """The values of the measures under one order, (L_y,) each."""
+    of_family: dict[str, Any] = {}
+    values = []
+    for measure in measures:
+        family = measure.family
+        if family not in of_family:
+            of_family[family] = contents.of(family, order)
+        value = measure.compute(of_family[family])
+        values.append(value[0].cpu().double())
+    return values
 
 
 # ---------------------------------------------------------------------- intervals
@@ -376,36 +452,37 @@ def _against_nulls(
 
 def _intervals(
     measures: Sequence[Measure],
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor | None,
+    arranged: _Arranged,
     level: float,
     values: dict[str, Tensor],
     cautions: list[str],
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Both ends of the interval of each measure, (L_x, L_y) each, NaN where there is none."""
-    text = torch.arange(x.shape[1]) if groups is None else groups
-    count = 1 + int(text[-1])
-    parts = min(PARTS, count)
-    part = text * parts // count
-    sizes = part.bincount().tolist()
+    x, y, _ = arranged
     ends = {}
     for measure in measures:
         low = torch.full_like(values[measure.name], torch.nan)
         ends[measure.name] = low, low.clone()
     for i, j in matching_layers(range(len(x)), range(len(y))):
-        split = zip(
-            x[i : i + 1].split(sizes, 1),
-            y[j : j + 1].split(sizes, 1),
-            text.to(x.device).split(sizes),
-            strict=True,
-        )
-        samples = [Sample(*each) for each in split]
+        samples = _parts(arranged, i, j)
         for name, left_out in _left_out(measures, samples, cautions).items():
             low, high = ends[name]
             estimate = values[name][i, j]
             low[i, j], high[i, j] = jackknife_interval(estimate, left_out, level)
     return ends
+
+
+def _parts(arranged: _Arranged, i: int, j: int) -> list[Sample]:
+    """The rows of a site of X and one of Y in about `PARTS` parts of whole groups."""
+    x, y, _ = arranged
+    text = arranged.text
+    count = 1 + int(text[-1])
+    part = text * min(PARTS, count) // count
+    sizes = part.bincount().tolist()
+    of_x = x[i : i + 1].split(sizes, 1)
+    of_y = y[j : j + 1].split(sizes, 1)
+    of_text = text.to(x.device).split(sizes)
+    return list(map(Sample, of_x, of_y, of_text))
 
 
 def _left_out(

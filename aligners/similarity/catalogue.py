@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
+from aligners.similarity.algebra.permuted_pairs import OfPairs
 from aligners.similarity.functional.attention import Kinds, attnsim
 from aligners.similarity.functional.canonical_correlations import (
     canonical_chance,
@@ -18,7 +19,11 @@ from aligners.similarity.functional.cka import (
     mean_cka,
     unbiased_cka,
 )
-from aligners.similarity.functional.kernels import rbf_cka, rsa, rsa_spearman
+from aligners.similarity.functional.kernels import (
+    rbf_cka_pairs,
+    rsa_pairs,
+    rsa_spearman_pairs,
+)
 from aligners.similarity.functional.matching import hard_matching, soft_matching
 from aligners.similarity.functional.neighbours import (
     Formula,
@@ -96,7 +101,7 @@ def _of_states(share: float) -> list[Measure]:
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("mean_minibatch_cka", "batches", mean_cka),
-        Measure("rbf_cka", "rows", _on_rows(rbf_cka), budget=2000),
+        Measure("rbf_cka", "rows", _on_pairs(rbf_cka_pairs), budget=2000),
         _correlated("cca", "CCA", mean),
         _correlated("svcca", "SVCCA", mean, share),
         _correlated("r2_cca", "R² of CCA", square),
@@ -114,14 +119,14 @@ def _of_states(share: float) -> list[Measure]:
         Measure(
             "linear_predictivity", "rows", _predicted, symmetric=False, budget=5000
         ),
-        Measure("rsa", "rows", _on_rows(rsa), budget=5000),
+        Measure("rsa", "rows", _on_pairs(rsa_pairs), budget=5000),
         Measure(
             "rsa_centred",
             "rows",
-            _on_rows(partial(rsa, kernel="centred_cosine")),
+            _on_pairs(partial(rsa_pairs, kernel="centred_cosine")),
             budget=5000,
         ),
-        Measure("rsa_spearman", "rows", _on_rows(rsa_spearman), budget=2000),
+        Measure("rsa_spearman", "rows", _on_pairs(rsa_spearman_pairs), budget=2000),
         Measure("mutual_knn", "rows", _near(mutual), budget=5000),
         Measure("jaccard_knn", "rows", _near(jaccard), budget=5000),
         Measure("cknna", "rows", _near(local_cka), symmetric=False, budget=5000),
@@ -158,9 +163,9 @@ def _angular_shape(shared: SharedMoments) -> Tensor:
     return shape_of(shared.value(nbs))
 
 
-def _on_rows(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a measure from a formula of a sample of rows."""
-    return lambda sample: formula(sample.x, sample.y)
+def _on_pairs(made_of: Callable[..., OfPairs]) -> Callable[..., Tensor]:
+    """Make a measure of a sample of rows from what it is made of, which other orders of Y's rows share."""
+    return lambda sample: sample.of_pairs(made_of)
 
 
 def _predicted(sample: Any) -> Tensor:

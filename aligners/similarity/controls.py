@@ -1,7 +1,7 @@
 """Controls of a similarity: what a value is worth, intervals over groups of texts, and a sample of rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aligners.datamodules.rows.token_pairs import FREE, row_keys
 from aligners.errors import UserError
+from aligners.similarity.algebra.permuted_pairs import OfPairs
 from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
 from aligners.similarity.passes.ranks import collected, summed, this_rank
 
@@ -175,6 +176,10 @@ class Sample(NamedTuple):
         of_x = neighbours_of(self.x, "x", groups=self.text)
         of_y = neighbours_of(self.y, "y", groups=self.text)
         return of_x, of_y
+
+    def of_pairs(self, made_of: Callable[..., OfPairs]) -> Tensor:
+        """Compute a measure that is made of sums over pairs of rows, (L_x, L_y)."""
+        return made_of(self.x, self.y).value()
 
     def pair(self, i: int, j: int) -> Self:
         """Return the rows of one layer of X and one of Y, by index."""

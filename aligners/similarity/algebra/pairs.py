@@ -198,7 +198,7 @@ def by_gram(n: int, l_x: int, d_x: int, l_y: int, d_y: int, *, double: bool) -> 
 
 def gram_pair_sums(x: Rows, y: Rows) -> PairSums:
     """`linear_pair_sums` from blocks of the Gram matrices: memory (L_x + L_y)·256², whatever the number of rows."""
-    return kernel_pair_sums(x, y, _inner, _inner)
+    return kernel_pair_sums(x, y, inner, inner)
 
 
 def feature_pair_sums(x: Rows, y: Rows) -> PairSums:
@@ -213,7 +213,7 @@ def feature_pair_sums(x: Rows, y: Rows) -> PairSums:
     same = squares_x @ squares_y.mT
     return PairSums(
         n=x.shape[1],
-        xy=_squared_products(x, y) - same,
+        xy=squared_products(x, y) - same,
         xx=_own_sums(x, squares_x),
         yy=_own_sums(y, squares_y),
         rows_x=_row_sums(x, squares_x),
@@ -221,7 +221,7 @@ def feature_pair_sums(x: Rows, y: Rows) -> PairSums:
     )
 
 
-def _squared_products(x: Tensor, y: Tensor) -> Tensor:
+def squared_products(x: Tensor, y: Tensor) -> Tensor:
     """‖XᵀY‖² of all layer pairs, (L_x, L_y), of rows (L_x, N, d_x) and (L_y, N, d_y)."""
     layers_y, _, d_y = y.shape
     wide = y.transpose(0, 1)
@@ -292,6 +292,6 @@ def upper_blocks(n: int, device: Device = None) -> list[tuple[slice, slice]]:
     return list(blocks)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
+def inner(a: Tensor, b: Tensor) -> Tensor:
     """Compute the linear kernel."""
     return a @ b.mT

@@ -16,12 +16,8 @@ from aligners.similarity.algebra.moments import (
     squares,
     zeros_of,
 )
-from aligners.similarity.algebra.pairs import (
-    PairSums,
-    centred,
-    check_enough,
-    linear_pair_sums,
-)
+from aligners.similarity.algebra.pairs import PairSums, centred, check_enough
+from aligners.similarity.algebra.permuted_pairs import PermutedPairs
 
 
 @of_moments
@@ -177,13 +173,17 @@ def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
     Raises:
         ValueError: fewer than 4 rows, rows that are not paired, values that are not finite.
     """
+    return unbiased_hsic_from_sums(hsic_pairs(x, y).sums)
+
+
+def hsic_pairs(x: Tensor, y: Tensor) -> PermutedPairs:
+    """Return what `unbiased_hsic` is made of, for Y's rows in any order."""
     x = _lifted(x)
     y = _lifted(y)
     check_enough(x, y, LEAST_ROWS, "Unbiased HSIC")
     rows_x, _ = centred(x)
     rows_y, _ = centred(y)
-    sums = linear_pair_sums(rows_x, rows_y)
-    return unbiased_hsic_from_sums(sums)
+    return PermutedPairs(rows_x, rows_y)
 
 
 def unbiased_hsic_from_sums(sums: PairSums) -> HSIC:

@@ -11,6 +11,7 @@ from torch import Tensor
 from aligners.errors import check_known, check_range
 from aligners.similarity.algebra import pairs
 from aligners.similarity.algebra.moments import refuse_layers
+from aligners.similarity.algebra.permuted_pairs import OfPairs, Order, PermutedPairs
 from aligners.similarity.functional.cka import (
     HSIC,
     LEAST_ROWS,
@@ -50,17 +51,24 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
         ValueError: another kernel, fewer than 3 rows, rows that are not paired or not finite, a row of zeros (its
             cosine is not defined), similarities that are all equal.
     """
+    return rsa_pairs(x, y, kernel).value()
+
+
+def rsa_pairs(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> OfPairs:
+    """Return `rsa` for Y's rows in any order; arguments and errors as there."""
     check_known(get_args(Kernel), kernel=kernel)
     rows_x, rows_y = _rows_for(kernel, x, y)
     if kernel == "euclidean":
         kernels = _minus_distances, _minus_distances
-        sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
-        return _correlation(sums)
+        distances = PermutedPairs(rows_x, rows_y, kernels)
+        return OfPairs(distances, lambda sums, order: _correlation(sums))
 
-    # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
-    sums = pairs.linear_pair_sums(rows_x, rows_y)
-    sums = _added(sums, rows_x.along, rows_y.along)
-    return _correlation(sums, rows_x.squares, rows_y.squares)
+    def finish(sums: pairs.PairSums, order: Order) -> Tensor:
+        # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
+        sums = _added(sums, rows_x.along, rows_y.along[:, order])
+        return _correlation(sums, rows_x.squares, rows_y.squares)
+
+    return OfPairs(PermutedPairs(rows_x, rows_y), finish)
 
 
 def rsa_spearman(x: Tensor, y: Tensor, kernel: RankedKernel = "cosine") -> Tensor:
@@ -81,11 +89,18 @@ def rsa_spearman(x: Tensor, y: Tensor, kernel: RankedKernel = "cosine") -> Tenso
     Raises:
         ValueError: as `rsa`.
     """
+    return rsa_spearman_pairs(x, y, kernel).value()
+
+
+def rsa_spearman_pairs(
+    x: Tensor, y: Tensor, kernel: RankedKernel = "cosine"
+) -> OfPairs:
+    """Return `rsa_spearman` for Y's rows in any order; arguments and errors as there."""
     check_known(get_args(RankedKernel), kernel=kernel)
     rows_x, rows_y = _rows_for(kernel, x, y)
     kernels = _ranks(rows_x), _ranks(rows_y)
-    sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
-    return _correlation(sums)
+    ranks = PermutedPairs(rows_x, rows_y, kernels)
+    return OfPairs(ranks, lambda sums, order: _correlation(sums))
 
 
 def _rows_for(
@@ -211,6 +226,13 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
         ValueError: `width` is not positive, fewer than 4 rows, rows that are not paired or not finite, a median
             distance of zero.
     """
+    return rbf_cka_pairs(x, y, width, unbiased).value()
+
+
+def rbf_cka_pairs(
+    x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False
+) -> OfPairs:
+    """Return `rbf_cka` for Y's rows in any order; arguments and errors as there."""
     check_range(above=0, width=width)  # σ in units of the median distance
     pairs.check_enough(x, y, LEAST_ROWS, "RBF CKA")
     rows_x = pairs.CentredRows(x)
@@ -219,12 +241,9 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     variance_y = width**2 * _median_squares(rows_y, "y")
     kernel_x = _rbf(variance_x)
     kernel_y = _rbf(variance_y)
-    sums = pairs.kernel_pair_sums(rows_x, rows_y, kernel_x, kernel_y)
-    if unbiased:
-        hsic = unbiased_hsic_from_sums(sums)
-    else:
-        hsic = _biased_hsic(sums)
-    return cka_from_hsic(hsic)
+    hsic_of = unbiased_hsic_from_sums if unbiased else _biased_hsic
+    kernels = PermutedPairs(rows_x, rows_y, (kernel_x, kernel_y))
+    return OfPairs(kernels, lambda sums, order: cka_from_hsic(hsic_of(sums)))
 
 
 def _biased_hsic(sums: pairs.PairSums) -> HSIC:

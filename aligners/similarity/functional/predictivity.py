@@ -57,24 +57,30 @@ def linear_predictivity(
     check_rows(x, y)
     check_range(least=2, folds=folds)
     check_range(least=0, ridge=ridge)
-    fold = fold_of(groups, x.shape[1], folds).to(x.device)
-    sums = []
-    for number in range(folds):
-        rows = (fold == number).nonzero()[:, 0]
-        sizes = len(x), x.shape[2], len(y), y.shape[2]
-        empty = GridSums.zeros(*sizes, x.device)
-        sums.append(empty.add_(x[:, rows], y[:, rows]))
-    residual = torch.zeros(len(x), len(y), dtype=torch.float64, device=x.device)
-    total = torch.zeros_like(residual[:, :1])
+    sums = _sums_of_folds(x, y, fold_of(groups, x.shape[1], folds))
+    residuals = []
+    totals = []
     for held_out, fitted in zip(sums, all_but_one(sums), strict=True):
-        left, of_all = _errors(fitted.moments(), held_out.moments(), ridge)
-        residual += left
-        total += of_all
+        residual, total = _errors(fitted.moments(), held_out.moments(), ridge)
+        residuals.append(residual)
+        totals.append(total)
+    total = torch.stack(totals).sum(0)
     if not (total > 0).all():
         raise UserError(
             "Linear predictivity expects rows of X that vary, but a layer of `x` is constant. Leave it out."
         )
-    return 1 - residual / total
+    return 1 - torch.stack(residuals).sum(0) / total
+
+
+def _sums_of_folds(x: Tensor, y: Tensor, fold: Tensor) -> list[GridSums]:
+    """The sums of the rows of each fold."""
+    sizes = len(x), x.shape[2], len(y), y.shape[2]
+    sums = []
+    for number in range(1 + int(fold.max())):
+        rows = (fold == number).nonzero()[:, 0].to(x.device)
+        empty = GridSums.zeros(*sizes, x.device)
+        sums.append(empty.add_(x[:, rows], y[:, rows]))
+    return sums
 
 
 def fold_of(groups: Tensor | None, n: int, folds: int) -> Tensor:

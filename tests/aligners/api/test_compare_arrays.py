@@ -8,7 +8,7 @@ from tests.rows import TEN, data_set, paired
 
 import aligners
 from aligners.api import cka, compare_arrays, measure
-from aligners.api.compare_arrays import _against_nulls, _orders
+from aligners.api.compare_arrays import _against_nulls, _Arranged, _orders
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.controls import calibrated
 
@@ -91,7 +91,8 @@ def test_p_is_uniform_where_nothing_is_alike() -> None:
     p = []
     for trial in range(200):
         x, y = (torch.from_numpy(draw.standard_normal((1, 30, 3))) for _ in "xy")
-        values, nulls = _against_nulls([catalogue()["cka"]], x, y, None, list(_orders(None, 30, 9, trial)))
+        arranged = _Arranged(x, y, None)
+        values, nulls = _against_nulls([catalogue()["cka"]], arranged, list(_orders(None, 30, 9, trial)))
         p.append(float(calibrated(values["cka"], nulls["cka"]).p))
     assert np.mean(np.array(p) <= 0.1) == pytest.approx(0.1, abs=0.07)
     assert np.mean(p) == pytest.approx(0.55, abs=0.07)
