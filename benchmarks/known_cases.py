@@ -25,8 +25,12 @@ sys.path.insert(
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.functional.cca import cca, cca_held_out, pwcca, svcca
 from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka
-from aligners.similarity.functional.kernels import rbf_cka, rsa
+from aligners.similarity.functional.kernels import rbf_cka, rsa, rsa_spearman
+from aligners.similarity.functional.matching import hard_matching, soft_matching
+from aligners.similarity.functional.neighbours import cknna, jaccard_knn, mutual_knn
+from aligners.similarity.functional.predictivity import linear_predictivity
 from aligners.similarity.functional.regression import mixedsim, neuronsim, r2
+from aligners.similarity.functional.shape import angular_shape, nbs
 
 __all__ = [
     "CASES",
@@ -155,7 +159,17 @@ MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "r2": r2,
     "neuronsim": neuronsim,
     "mixedsim": mixedsim,
+    "linear_predictivity": linear_predictivity,
+    "nbs": nbs,
+    "angular_shape": angular_shape,
+    "hard_matching": hard_matching,
+    "soft_matching": soft_matching,
     "rsa": rsa,
+    "rsa_centred": partial(rsa, kernel="centred_cosine"),
+    "rsa_spearman": rsa_spearman,
+    "mutual_knn": mutual_knn,
+    "jaccard_knn": jaccard_knn,
+    "cknna": cknna,
 }
 
 

@@ -8,16 +8,10 @@ from torch import Tensor
 
 from aligners.similarity.catalogue import DEFAULT, Measure, catalogue
 from aligners.similarity.functional.cca import pwcca, r2_cca, r2_svcca, svcca
-from aligners.similarity.functional.kernels import rsa, rsa_spearman
-from aligners.similarity.functional.matching import hard_matching, soft_matching
-from aligners.similarity.functional.neighbours import cknna, jaccard_knn, mutual_knn
-from aligners.similarity.functional.predictivity import linear_predictivity
-from aligners.similarity.functional.shape import angular_shape, nbs
 from benchmarks.known_cases import MEASURES, draw
 
 __all__ = ["page", "unchanged"]
 
-NEIGHBOURS = mutual_knn, jaccard_knn, cknna
 ROWS, WIDTH = 400, 8
 SAME = 1e-6
 INTRODUCTION = """# Measures in a table
@@ -98,13 +92,6 @@ def page() -> str:
     functions |= {
         f"{each.__name__}_standardised": partial(each, standardised=True)
         for each in (svcca, pwcca)
-    }
-    further = (*NEIGHBOURS, nbs, angular_shape, hard_matching, soft_matching)
-    functions |= {each.__name__: each for each in further}
-    functions |= {
-        "linear_predictivity": linear_predictivity,
-        "rsa_centred": partial(rsa, kernel="centred_cosine"),
-        "rsa_spearman": rsa_spearman,
     }
     tried = [
         [_name(each), *unchanged(functions[each.name]).values()]

@@ -153,7 +153,7 @@ def compare_arrays(
     values, nulls = _against_nulls(chosen, arranged, orders)
     cautions: list[str] = []
     ends = _intervals(chosen, arranged, level, values, cautions)
-    about = {"n": arranged.n, "groups": arranged.count, "draws": draws}
+    about = {"n": arranged.n, "groups": arranged.group_count, "draws": draws}
     found = []
     for measure in chosen:
         name = measure.name
@@ -163,7 +163,7 @@ def compare_arrays(
     return Compared(
         found,
         n=arranged.n,
-        groups=arranged.count,
+        groups=arranged.group_count,
         draws=draws,
         level=level,
         cautions=cautions,
@@ -207,7 +207,7 @@ class _Arranged(NamedTuple):
         return self.x.shape[1]
 
     @property
-    def count(self) -> int | None:
+    def group_count(self) -> int | None:
         """Number of groups; None without groups."""
         return None if self.groups is None else 1 + int(self.groups[-1])
 
