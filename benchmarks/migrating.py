@@ -84,7 +84,7 @@ def write_texts(folder: Path, fitting: int) -> None:
 def source(name: str, kept: Path, tokens: int) -> VectorSource:
     """The vectors of a model, if they are kept, or the model."""
     place = kept / Path(name).name
-    if (place / "queries.npy").is_file():
+    if (place / "pieces.npy").is_file():
         return VectorSource(str(place))
     prompts = E5 if "e5" in Path(name).name else None
     return VectorSource(name, prompts=prompts, max_tokens=tokens)

@@ -60,7 +60,8 @@ def migrate(
             queries.npy, or .parquet.
         new: The model that takes its place, likewise.
         texts: Texts of the pairs: a line each, or JSON lines, CSV or TSV with `text`, and `_id` and `domain` if known.
-        queries: BEIR's folder of queries.jsonl, corpus.jsonl and qrels.tsv. Default: held-out texts are queries, and
+        queries: BEIR's folder of queries.jsonl, corpus.jsonl and qrels.tsv. Pieces of the texts are then embedded as
+            queries, too, to fit maps on and choose them by. Default: held-out texts are queries, and
             what re-embedding finds counts as relevant.
         maps: Maps to fit, of which validation pairs choose one: procrustes, scaled_procrustes, linear, ridge, mlp, inn.
         pairs: Numbers of pairs to fit on, besides all.

@@ -68,11 +68,11 @@ def forecast(
     Returns:
         Each of `METRICS`, over its value for the new model.
     """
-    made = searched(route, fitted, validation, pool, similarity)
+    made = leave_out_own(searched(route, fitted, validation, pool, similarity))
     draw = np.random.default_rng(seed)
     sizes, through, alone = [], [], []
-    for share in PARTS:
-        number = len(pool) // share
+    for divisor in PARTS:
+        number = len(pool) // divisor
         if number < LEAST:
             continue
         part = draw.permutation(len(pool))[:number]
@@ -96,22 +96,29 @@ def forecast(
 
 
 def searched(
-    route: str,
-    fitted: VectorMap,
-    validation: Pairs,
-    pool: Pairs,
-    similarity: Similarity,
+    route: str, fitted: VectorMap, asked: Pairs, pool: Pairs, similarity: Similarity
 ) -> Search:
-    """Compare validation texts with a pool through a map, by the new model, and by the old one."""
-    if route == "queries":
-        mapped = _similar(fitted.mapped(validation.y), pool.x, similarity)
-    else:
-        mapped = _similar(validation.y, fitted.mapped(pool.x), similarity)
-    new = _similar(validation.y, pool.y, similarity)
-    old = _similar(validation.x, pool.x, similarity)
-    for table in (mapped, new, old):  # no text finds itself
-        table[np.arange(len(validation)), np.arange(len(validation))] = -np.inf
+    """Compare queries with a pool through a map, by the new model, and by the old one."""
+    new = _similar(asked.y, pool.y, similarity)
+    old = _similar(asked.x, pool.x, similarity)
+    mapped = through(route, fitted, asked, pool, similarity)
     return Search(mapped, new, old)
+
+
+def through(
+    route: str, fitted: VectorMap, asked: Pairs, pool: Pairs, similarity: Similarity
+) -> np.ndarray:
+    """Compare queries with a pool through a map: (Q, M)."""
+    if route == "queries":
+        return _similar(fitted.mapped(asked.y), pool.x, similarity)
+    return _similar(asked.y, fitted.mapped(pool.x), similarity)
+
+
+def leave_out_own(made: Search) -> Search:
+    """Make texts, which begin the pool, not find themselves."""
+    for table in made:
+        np.fill_diagonal(table, -np.inf)
+    return made
 
 
 def _similar(
@@ -158,14 +165,13 @@ def _at_size(
     weights: np.ndarray,
 ) -> Estimate:
     """Read the ratio of two mean shares off at the size of the index, with its interval."""
-    line = _line(np.log(sizes), np.log(size))
+    line = line_to(np.log(sizes), np.log(size))
 
     def ratio(mean: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         shares = []
         for values in (through, alone):
-            measured = np.stack([mean(one) for one in values]).clip(EDGE, 1 - EDGE)
-            logits = np.log(measured / (1 - measured))
-            shares.append(1 / (1 + np.exp(-(line @ logits))))
+            measured = np.stack([mean(one) for one in values])
+            shares.append(share(line @ log_odds(measured)))
         return shares[0] / shares[1]
 
     value = float(ratio(np.mean))
@@ -173,7 +179,18 @@ def _at_size(
     return Estimate(value, float(low), float(high))
 
 
-def _line(at: np.ndarray, to: float) -> np.ndarray:
+def log_odds(shares: np.ndarray) -> np.ndarray:
+    """Return the logit of shares, which are kept `EDGE` from 0 and 1."""
+    kept = shares.clip(EDGE, 1 - EDGE)
+    return np.log(kept / (1 - kept))
+
+
+def share(logit: np.ndarray) -> np.ndarray:
+    """Return the share of a logit."""
+    return 1 / (1 + np.exp(-logit))
+
+
+def line_to(at: np.ndarray, to: float) -> np.ndarray:
     """Return the weights (n,) with which values at some places make that of their line of least squares at another."""
     if len(at) < 2:
         return np.ones(len(at))

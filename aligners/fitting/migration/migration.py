@@ -1,14 +1,16 @@
 """Whether a new model can search an index of old vectors through a map, with nothing embedded anew."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.migration.forecast import forecast, searched
+from aligners.fitting.migration.forecast import forecast, leave_out_own, searched
+from aligners.fitting.migration.known import Known, fit_route, pieces_found, pool_of
+from aligners.fitting.migration.pieces import forecast_by_pieces, pieces_of
 from aligners.fitting.migration.search import (
     METRICS,
     TOP,
@@ -18,11 +20,10 @@ from aligners.fitting.migration.search import (
     scores,
 )
 from aligners.fitting.migration.text_rows import Judged, TextRows
-from aligners.fitting.migration.vector_files import are_unit, lengths
+from aligners.fitting.migration.vector_files import are_unit
 from aligners.fitting.migration.vector_maps import (
     Pairs,
     VectorMap,
-    fit_vectors,
     names_of,
     not_possible,
 )
@@ -129,8 +130,8 @@ class Migration:
             known += self.judged.queries.domains or []
         if self.held_out:
             check_known(dict.fromkeys(known), held_out_domains=self.held_out)
-        every = self._pairs_of("texts", self.texts, "document", keep)
-        self.cautions += cautions_of(every.x, every.y)
+        every = self._known(keep)
+        self.cautions += cautions_of(every.texts.x, every.texts.y)
         fit, validation, asked = self._divided(every, keep)
         self._check_many(fit, validation)
         self._resampling = Resampling(len(asked.queries), self.seed)
@@ -143,6 +144,15 @@ class Migration:
 
     # ---- what is read
 
+    def _known(self, keep: Path | None) -> Known:
+        """Embed the texts, and where queries are judged a piece of each."""
+        texts = self._pairs_of("texts", self.texts, "document", keep)
+        both = self.old.has("pieces") and self.new.has("pieces")
+        if self.judged is None or not both:
+            return Known(texts)
+        pieces = TextRows(pieces_of(self.texts.texts), self.texts.ids)
+        return Known(texts, self._pairs_of("pieces", pieces, "query", keep))
+
     def _pairs_of(
         self, part: str, rows: TextRows, role: str, keep: Path | None
     ) -> Pairs:
@@ -152,11 +162,11 @@ class Migration:
             both.append(source.vectors(part, rows, role, place))
         return Pairs(*both)
 
-    def _divided(self, every: Pairs, keep: Path | None) -> tuple[Pairs, Pairs, Asked]:
+    def _divided(self, every: Known, keep: Path | None) -> tuple[Known, Known, Asked]:
         """Divide the texts, whose domains are not held out, into those to fit on, to choose by, and to search."""
         domains = np.array(self.texts.domains or [""] * len(every))
         held = np.isin(domains, self.held_out)
-        whole = (lengths(every.x) > 0) & (lengths(every.y) > 0)
+        whole = every.whole()
         order = np.random.default_rng(self.seed).permutation(len(every))
         order = order[whole[order]]
         free = order[~held[order]]
@@ -166,7 +176,7 @@ class Migration:
             number = int(TEST * len(free))
             searched_ = np.concatenate([free[:number], order[held[order]]])
             free = free[number:]
-            asked = self._own_neighbours(every, searched_, domains[searched_])
+            asked = self._own_neighbours(every.texts, searched_, domains[searched_])
         number = min(int(VALIDATION * len(free)), MOST_VALIDATION)
         number = max(number, min(FEWEST, len(free) // 2))
         return every.at(free[number:]), every.at(free[:number]), asked
@@ -198,7 +208,7 @@ class Migration:
         named = domains[own].tolist() if self.texts.domains else None
         return Asked(corpus.at(own), corpus, None, named, own)
 
-    def _check_many(self, fit: Pairs, validation: Pairs) -> None:
+    def _check_many(self, fit: Known, validation: Known) -> None:
         if len(fit) < FEWEST or len(validation) < FEWEST // 2:
             raise UserError(
                 f"Expected at least {2 * FEWEST} texts to fit maps on and choose one by, but got "
@@ -247,8 +257,8 @@ class Migration:
     def _measure(
         self,
         route: str,
-        fit: Pairs,
-        validation: Pairs,
+        fit: Known,
+        validation: Known,
         asked: Asked,
         references: Mapping[str, Mapping[str, np.ndarray]],
     ) -> None:
@@ -258,35 +268,42 @@ class Migration:
             raise UserError(
                 f"Expected a map that can be fitted on {len(fit)} pairs, but got {', '.join(self.maps)}. Add ridge."
             )
-        kept = {}
+        kept, found = {}, {}
         for name, map_ in fitted.items():
-            kept[name] = self._neighbours_kept(route, map_, validation)
-        best = max(kept, key=lambda name: kept[name])
+            kept[name] = self._neighbours_kept(route, map_, validation.texts)
+            found[name] = self._pieces_found(route, map_, fit, validation)
+        best = max(fitted, key=lambda name: (found[name] or 0.0, kept[name]))
         for name, map_ in fitted.items():
             if route == "queries":
                 queries, index = map_.mapped(asked.queries.y), asked.corpus.x
             else:
                 queries, index = asked.queries.y, map_.mapped(asked.corpus.x)
             columns = scores(self._found(asked, queries, index), self._relevant)
-            about = {"neighbours_kept": kept[name], "chosen": name == best}
+            about = {"neighbours_kept": kept[name], "pieces_found": found[name]}
+            about["chosen"] = name == best
             ceiling = references[RE_EMBEDDED]
             self._add(name, route, len(fit), columns, ceiling, asked, **about)
         self.chosen[route] = fitted[best]
-        self._predict(route, best, fit, validation, asked)
+        self._predict(route, best, fit, validation, asked, references[OLD])
 
     def _fitted(
-        self, route: str, fit: Pairs, validation: Pairs
+        self, route: str, fit: Known, validation: Known
     ) -> dict[str, VectorMap]:
         """Fit the maps that can be fitted; say which cannot."""
-        if route == "queries":
-            fit, validation = _turned(fit), _turned(validation)
-        normalised = are_unit(fit.y)
+        pairs = fit.texts.turned() if route == "queries" else fit.texts
+        normalised = are_unit(pairs.y)
         fitted = {}
         for name in self.maps:
-            why = not_possible(name, fit.x.shape[1], fit.y.shape[1], len(fit))
+            why = not_possible(name, pairs.x.shape[1], pairs.y.shape[1], len(pairs))
             if why is None:
-                fitted[name] = fit_vectors(
-                    name, fit, validation, normalised=normalised, seed=self.seed
+                fitted[name] = fit_route(
+                    name,
+                    route,
+                    fit,
+                    validation,
+                    similarity=self.similarity,
+                    normalised=normalised,
+                    seed=self.seed,
                 )
             elif why not in self.cautions:
                 self.cautions.append(why)
@@ -295,34 +312,51 @@ class Migration:
     def _neighbours_kept(self, route: str, map_: VectorMap, validation: Pairs) -> float:
         """Return the share of the ten nearest validation texts of each that are still so through a map."""
         made = searched(route, map_, validation, validation, self.similarity)
+        made = leave_out_own(made)
         kept = 0.0
         for mapped, new in zip(made.mapped, made.new, strict=True):
             both = set(np.argsort(-mapped)[:TOP]) & set(np.argsort(-new)[:TOP])
             kept += len(both) / TOP
         return kept / len(validation)
 
+    def _pieces_found(
+        self, route: str, map_: VectorMap, fit: Known, validation: Known
+    ) -> float | None:
+        """Return nDCG@10 of validation pieces through a map; None without pieces."""
+        if validation.pieces is None:
+            return None
+        pool = pool_of(route, fit, validation)
+        return pieces_found(map_, route, validation, pool, self.similarity)
+
     def _predict(
-        self, route: str, name: str, fit: Pairs, validation: Pairs, asked: Asked
+        self,
+        route: str,
+        name: str,
+        fit: Known,
+        validation: Known,
+        asked: Asked,
+        by_old: Mapping[str, np.ndarray],
     ) -> None:
         """Add what was said beforehand of the chosen map, beside what was found."""
-        pool = validation
-        # the old index is as it is, so texts that queries' maps are fitted on are as good
-        if route == "queries":
-            old = np.concatenate([validation.x, fit.x])
-            new = np.concatenate([validation.y, fit.y])
-            pool = Pairs(old, new)
-        said = forecast(
-            route,
-            self.chosen[route],
-            validation,
-            pool,
-            len(asked.corpus),
-            judged=asked.relevant is not None,
-            similarity=self.similarity,
-            seed=self.seed,
-        )
+        pool = pool_of(route, fit, validation)
+        size = len(asked.corpus)
+        chosen = self.chosen[route]
+        if validation.pieces is not None:
+            made = searched(route, chosen, validation.pieces, pool, self.similarity)
+            said = forecast_by_pieces(made, size, by_old, self.seed)
+        else:
+            said = forecast(
+                route,
+                chosen,
+                validation.texts,
+                pool,
+                size,
+                judged=asked.relevant is not None,
+                similarity=self.similarity,
+                seed=self.seed,
+            )
         row: Row = {"route": route, "map": name, "pairs": len(fit)}
-        row |= {"pool": len(pool), "index": len(asked.corpus)}
+        row |= {"pool": len(pool), "index": size}
         for metric, estimate in said.items():
             row |= _named(f"predicted_{metric}", estimate)
         found = next(
@@ -363,26 +397,28 @@ class Migration:
                 row |= _named(metric, drawn.mean(columns[metric][at]))
                 relative = drawn.ratio(columns[metric][at], ceiling[metric][at])
                 row |= _named(f"relative_{metric}", relative)
-            row |= {"neighbours_kept": None, "chosen": None} | more
+            row |= {"neighbours_kept": None, "pieces_found": None, "chosen": None}
+            row |= more
             self.rows.append(row)
 
     # ---- what is said
 
-    def _describe(self, fit: Pairs, validation: Pairs, asked: Asked) -> None:
+    def _describe(self, fit: Known, validation: Known, asked: Asked) -> None:
         kinds = self.old.kind(), self.new.kind()
         family = None not in kinds and kinds[0] == kinds[1]
         least = self.least
         if least is None:
             least = SAME_FAMILY if family else OTHER_FAMILY
-        self._check_related(validation)
+        self._check_related(validation.texts)
         size = self.index_size or len(asked.corpus)
         hours = self.new.rate and size / self.new.rate / 3600
         self.meta = {
-            "old": self.old.about() | {"width": fit.x.shape[1]},
-            "new": self.new.about() | {"width": fit.y.shape[1]},
+            "old": self.old.about() | {"width": fit.texts.x.shape[1]},
+            "new": self.new.about() | {"width": fit.texts.y.shape[1]},
             "same_family": family,
             "least_recall": least,
             "judged": asked.relevant is not None,
+            "pieces": fit.pieces is not None,
             "similarity": self.similarity,
             "pairs": len(fit),
             "validation": len(validation),
@@ -408,10 +444,6 @@ class Migration:
                 f"Only {share:.1%} of mapped validation texts are nearest to themselves among {len(validation)}: are "
                 "the rows of both sides of the same texts, in the same order?"
             )
-
-
-def _turned(pairs: Pairs) -> Pairs:
-    return replace(pairs, x=pairs.y, y=pairs.x)
 
 
 def _named(name: str, estimate: Sequence[float]) -> Row:

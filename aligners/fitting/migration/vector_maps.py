@@ -1,5 +1,6 @@
 """Maps between two spaces of vectors, fitted on pairs and chosen on others."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +75,19 @@ class VectorMap(nn.Module):
             y = normalize(y, dim=1)
         return y
 
+    def placed(
+        self, mean_x: np.ndarray, mean_y: np.ndarray, scale: float = 1.0
+    ) -> "VectorMap":
+        """Return y = s (x − x̄) W + ȳ with other means, (d_x,) and (d_y,), and a scale s; networks stay as they are."""
+        if self.bank is not None:
+            return self
+        made = copy.copy(self)
+        made._buffers = dict(self._buffers)
+        made.weight = scale * self.weight
+        shift = torch.from_numpy(mean_x).double() @ made.weight.double()
+        made.offset = (torch.from_numpy(mean_y).double() - shift).float()
+        return made
+
     @torch.no_grad()
     def mapped(self, vectors: np.ndarray) -> np.ndarray:
         """Map an array (N, d_x) of any floating-point type, a part at a time: (N, d_y) float32."""
@@ -101,6 +115,24 @@ class Pairs:
     def at(self, rows: np.ndarray | slice) -> "Pairs":
         """Return some of the pairs."""
         return Pairs(self.x[rows], self.y[rows])
+
+    def turned(self) -> "Pairs":
+        """Return y and x."""
+        return Pairs(self.y, self.x)
+
+    def means(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean of either side, in float64."""
+        return self.x.mean(0, dtype=np.float64), self.y.mean(0, dtype=np.float64)
+
+
+def together(groups: Sequence[Pairs], *, centred: bool) -> Pairs:
+    """Put groups of pairs together, each about its own means if `centred`."""
+    x, y = [], []
+    for group in groups:
+        mean_x, mean_y = group.means() if centred else (0.0, 0.0)
+        x.append(group.x - mean_x)
+        y.append(group.y - mean_y)
+    return Pairs(np.concatenate(x), np.concatenate(y))
 
 
 def not_possible(name: str, d_x: int, d_y: int, pairs: int) -> str | None:

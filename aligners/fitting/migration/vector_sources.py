@@ -32,7 +32,8 @@ class VectorSource:
 
     Args:
         place: a model, as `SentencePipeline` takes it, with `:width=N` for the first N numbers of its vectors; a file
-            of vectors of the texts; or a folder with texts, corpus and queries, each .npy or .parquet.
+            of vectors of the texts; or a folder with texts, corpus and queries, and pieces if there are any, each .npy
+            or .parquet.
         prompts: role -> words before each text, in place of the model's own.
         max_tokens: cut texts after so many tokens.
         batch_size: texts at a time.
@@ -77,13 +78,19 @@ class VectorSource:
                 device=device,
             )
 
+    def has(self, part: str) -> bool:
+        """Say whether there are vectors of a part, or a model that makes them."""
+        if self.pipeline is not None:
+            return True
+        return self._folder is not None and vector_file(self._folder, part) is not None
+
     def vectors(
         self, part: str, rows: TextRows, role: str, keep: Path | None = None
     ) -> np.ndarray:
         """Return the vectors of texts, (N, d).
 
         Args:
-            part: what the texts are: `texts`, `corpus` or `queries`.
+            part: what the texts are: `texts`, `pieces`, `corpus` or `queries`.
             rows: the texts.
             role: `query` or `document`, for the model's prompts.
             keep: folder in which new vectors are kept, to be read in place of the model another time.

@@ -183,3 +183,23 @@ def test_too_few_texts_and_missing_parts(tmp_path: Path, asked: tuple[str, str, 
         study(f"{asked[0]}/texts.npy", f"{asked[1]}/texts.npy", texts(), asked[2])
     narrow = study(f"{asked[0]}/texts.npy:width=5", f"{asked[1]}/texts.npy", texts())
     assert narrow.meta["old"]["width"] == 5
+
+
+def test_pieces_show_where_queries_lie(asked: tuple[str, str, Any]) -> None:
+    """New queries are moved aside, as by a prompt; with pieces the map takes that back."""
+    old, new, judged = asked
+    aside = 6 * TURN[0]
+    np.save(f"{new}/queries.npy", np.load(f"{new}/queries.npy") + aside.astype(np.float32))
+    blind = study(old, new, texts(), judged)
+    for side, moved in ((old, 0.0), (new, aside)):
+        documents = np.load(f"{side}/texts.npy")
+        pieces = documents + moved + 0.3 * DRAW.normal(size=documents.shape)
+        np.save(f"{side}/pieces.npy", pieces.astype(np.float32))
+    seen = study(old, new, texts(), judged)
+    assert (blind.meta["pieces"], seen.meta["pieces"]) == (False, True)
+    best = {}
+    for made in (blind, seen):
+        (row,) = [row for row in made.rows if row["chosen"] and row["route"] == "queries" and row["domain"] == "all"]
+        best[made.meta["pieces"]] = row["recall10"]
+    assert best[True] > best[False] + 0.1
+    assert study(old, new, texts()).meta["pieces"] is False
