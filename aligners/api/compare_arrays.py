@@ -32,6 +32,7 @@ from aligners.similarity.functional.cka import (
 )
 from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
 from aligners.similarity.functional.predictivity import all_but_one
+from aligners.similarity.text_orders import AS_PAIRED, permuted_rows
 
 __all__ = ["Compared", "compare_arrays"]
 
@@ -119,8 +120,10 @@ def compare_arrays(
     """Measure how similar paired rows are, and set each value against its null.
 
     The null pairs the rows of X with those of Y in another order, drawn at random: whole groups where there are groups,
-    as rows of one text depend on each other, so that independent rows would be too easy to beat. A value no higher than
-    its null shows no similarity, however high it is; few rows of many features give a high null.
+    as rows of one text depend on each other, so that independent rows would be too easy to beat. Groups of nearly equal
+    size change places, each cut to the rows of the shortest of them, so that a row meets one at its own place in its
+    group; effect and p compare with the value of these rows. A value no higher than its null shows no similarity,
+    however high it is; few rows of many features give a high null.
 
     A permutation changes the products of X with Y alone. Moments of each side, neighbours and, of up to some thousand
     rows, Gram matrices (`rsa`, `rbf_cka`, ...) are made once. What is left for each permutation is a product of X with
@@ -149,15 +152,15 @@ def compare_arrays(
     check_range(above=0, below=1, level=level)
     keys, sites = _sites(x, y)
     arranged = _Arranged.of(*sites, groups)
-    orders = list(_orders(arranged.groups, arranged.n, draws, seed))
-    values, nulls = _against_nulls(chosen, arranged, orders)
+    against = _against_nulls(chosen, arranged, draws, seed)
+    values = {name: figures.value for name, figures in against.items()}
     cautions: list[str] = []
     ends = _intervals(chosen, arranged, level, values, cautions)
     about = {"n": arranged.n, "groups": arranged.group_count, "draws": draws}
     found = []
     for measure in chosen:
         name = measure.name
-        grids = _figures(values[name], nulls[name], ends[name])
+        grids = _figures(against[name], ends[name])
         for row in _rows(keys, grids):
             found.append({"measure": name} | row | about)
     return Compared(
@@ -201,6 +204,13 @@ class _Arranged(NamedTuple):
             )
         return cls(x[:, order.to(x.device)], y[:, order.to(y.device)], number)
 
+    def rows(self, chosen: Tensor) -> Self:
+        """Some of the rows."""
+        groups = None if self.groups is None else self.groups[chosen]
+        of_x = self.x[:, chosen.to(self.x.device)]
+        of_y = self.y[:, chosen.to(self.y.device)]
+        return type(self)(of_x, of_y, groups)
+
     @property
     def n(self) -> int:
         """Number of rows."""
@@ -219,12 +229,24 @@ class _Arranged(NamedTuple):
         return self.groups
 
 
-def _figures(
-    value: Tensor, nulls: Tensor, ends: tuple[Tensor, Tensor]
-) -> dict[str, Tensor]:
+class _Against(NamedTuple):
+    """A measure at all pairs of sites, and what its null is.
+
+    Attributes:
+        value: (L_x, L_y) of all rows.
+        as_paired: (L_x, L_y) of the rows that are permuted.
+        nulls: (R, L_x, L_y) of these in other orders.
+    """
+
+    value: Tensor
+    as_paired: Tensor
+    nulls: Tensor
+
+
+def _figures(against: _Against, ends: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """The columns of a measure by name, (L_x, L_y) each."""
-    figures = calibrated(value, nulls)
-    grids = {"value": value}
+    figures = calibrated(against.value, against.nulls, against.as_paired)
+    grids = {"value": against.value}
     for name in ("null", "effect", "p", "p_family"):
         grids[name] = getattr(figures, name)
     low, high = ends
@@ -271,17 +293,24 @@ def _sites(
     return keys, (of_x.to(dtype), of_y.to(of_x.device, dtype))
 
 
-def _orders(groups: Tensor | None, n: int, draws: int, seed: int) -> Iterator[Tensor]:
-    """Random orders of the rows, (n,) each; the rows of a group stay together and in order."""
-    generator = torch.Generator().manual_seed(seed)
+def _orders(
+    groups: Tensor | None, n: int, draws: int, seed: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Choose the rows that are permuted, (M,), and draw orders of them, (M,) each: numbers among these rows."""
+    everything = torch.arange(n)
     if groups is None:
-        for _ in range(draws):
-            yield torch.randperm(n, generator=generator)
-        return
-    parts = torch.arange(n).split(groups.bincount().tolist())
-    for _ in range(draws):
-        drawn = torch.randperm(len(parts), generator=generator)
-        yield torch.cat([parts[place] for place in drawn.tolist()])
+        generator = torch.Generator().manual_seed(seed)
+        return everything, [
+            torch.randperm(n, generator=generator) for _ in range(draws)
+        ]
+    chosen, _ = permuted_rows(groups, AS_PAIRED, seed)
+    place = torch.empty_like(everything)
+    place[chosen] = torch.arange(len(chosen))
+    orders = []
+    for number in range(1, draws + 1):
+        _, partners = permuted_rows(groups, number, seed)
+        orders.append(place[partners])
+    return chosen, orders
 
 
 # ---------------------------------------------------------------------- values, and values under permutations
@@ -407,9 +436,24 @@ def _centred(layer: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _against_nulls(
+    measures: Sequence[Measure], arranged: _Arranged, draws: int, seed: int
+) -> dict[str, _Against]:
+    """Compute each measure of all rows, and of those that are permuted, as they are paired and in other orders."""
+    chosen, orders = _orders(arranged.groups, arranged.n, draws, seed)
+    permuted = _grids(measures, arranged.rows(chosen), orders)
+    whole = permuted
+    if len(chosen) < arranged.n:
+        whole = _grids(measures, arranged, [])
+    against = {}
+    for name, grids in permuted.items():
+        against[name] = _Against(whole[name][0], grids[0], grids[1:])
+    return against
+
+
+def _grids(
     measures: Sequence[Measure], arranged: _Arranged, orders: Sequence[Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The values of each measure, (L_x, L_y), and those under each order, (R, L_x, L_y)."""
+) -> dict[str, Tensor]:
+    """The values of each measure as rows are paired, and in each order: (1 + R, L_x, L_y)."""
     as_paired = torch.arange(arranged.n)
     shared: dict[str, Any] = {}
     layers = []
@@ -420,16 +464,13 @@ def _against_nulls(
         for order in (as_paired, *orders):
             of_orders.append(_values(measures, contents, order.to(layer.device)))
         layers.append(of_orders)
-    nulls = {}
-    values = {}
+    grids = {}
     for place, measure in enumerate(measures):
         of_layers = []
         for of_orders in layers:
             of_layers.append(torch.stack([found[place] for found in of_orders]))
-        grids = torch.stack(of_layers, 1)
-        values[measure.name] = grids[0]
-        nulls[measure.name] = grids[1:]
-    return values, nulls
+        grids[measure.name] = torch.stack(of_layers, 1)
+    return grids
 
 
 def _values(

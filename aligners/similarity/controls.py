@@ -16,7 +16,7 @@ from aligners.similarity.passes.ranks import collected, summed, this_rank
 EQUAL = 1e-9  # values of a measure that differ by less are equal but for rounding
 
 
-def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def rolled_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Choose rows of X and of Y to pair so that no row meets its own text: a null of which there is one for each roll.
 
     `aligners.similarity.text_orders.permuted_rows` has as many as asked, and an exact p.

@@ -46,13 +46,12 @@ def permuted_rows(text: Tensor, order: int, seed: int = 0) -> tuple[Tensor, Tens
     ends = counts.cumsum(0)
     starts = ends - counts
     partners = permuted_texts(counts, int(of_texts[0]), order, seed)
-    rows_x = []
-    rows_y = []
-    for place, partner, length in zip(*partners, strict=True):
-        row = torch.arange(int(length))
-        rows_x.append(starts[place] + row)
-        rows_y.append(starts[partner] + row)
-    return torch.cat(rows_x).to(text.device), torch.cat(rows_y).to(text.device)
+    place, partner, length = partners
+    before = length.cumsum(0) - length
+    row = torch.arange(int(length.sum())) - before.repeat_interleave(length)
+    rows_x = starts[place].repeat_interleave(length) + row
+    rows_y = starts[partner].repeat_interleave(length) + row
+    return rows_x.to(text.device), rows_y.to(text.device)
 
 
 def permuted_texts(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_known
-from aligners.similarity.controls import permuted_rows
+from aligners.similarity.controls import rolled_rows
 from aligners.similarity.latents.dictionary import (
     PairedDictionary,
     check_rows_of,
@@ -85,7 +85,7 @@ def examine(
     for some in _whole_texts(held_out, number):
         given = codes[:, some], x[:, some], y[:, some], unit[some]
         sums.update(*given)
-        null.update(*given, permuted_rows(unit[some], FAR))
+        null.update(*given, rolled_rows(unit[some], FAR))
     norm = relative_norms(dictionary, variance_x, variance_y)
     owner = (norm > 0.5).long()
     return Examination(norm, sums.parts(owner), sums.parts(owner, null))

@@ -92,7 +92,7 @@ class LatentSums(DoubleMetric):
             y: (S, N, d_y).
             unit: (N,) numbers of the rows' units, below G.
             pairs: (M,) rows whose codes count, and (M,) rows whose targets they meet, as of
-                `controls.permuted_rows`: the null. Default: each row meets itself.
+                `controls.rolled_rows`: the null. Default: each row meets itself.
 
         Raises:
             ValueError: see `check_rows_of`; units that do not exist.

@@ -23,7 +23,7 @@ def rows(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_every_figure_is_that_of_rows_in_another_order() -> None:
     x, y = rows()
     found = compare_arrays(x, y, MEASURES, draws=4, seed=5)
-    orders = [order.numpy() for order in _orders(None, 60, 4, 5)]
+    orders = [order.numpy() for order in _orders(None, 60, 4, 5)[1]]
     assert len({tuple(order) for order in orders}) == 4
     by_name = {row["measure"]: row for row in found.rows()}
     assert list(by_name) == list(MEASURES)
@@ -60,14 +60,15 @@ def test_groups_are_kept_together_wherever_their_rows_stand() -> None:
     x, y = rows()
     groups = np.array([f"text {number}" for number in np.arange(60) % 12])
     sizes = torch.full((12,), 5)
-    (order,) = _orders(torch.arange(12).repeat_interleave(sizes), 60, 1, 0)
+    chosen, (order,) = _orders(torch.arange(12).repeat_interleave(sizes), 60, 1, 0)
+    assert chosen.tolist() == list(range(60))
     assert (order.view(12, 5) - order.view(12, 5)[:, :1] == torch.arange(5)).all()
     assert sorted(order.tolist()) == list(range(60))
     mixed = np.random.default_rng(0).permutation(60)
     found = compare_arrays(x, y, ("cka", "mutual_knn"), groups=groups, draws=5).rows()
     by_group = np.argsort(np.arange(60) % 12, kind="stable")
     assert found[0]["null"] == pytest.approx(
-        np.mean([cka(x[by_group], y[by_group][order]) for order in _orders(torch.arange(60) // 5, 60, 5, 0)])
+        np.mean([cka(x[by_group], y[by_group][order]) for order in _orders(torch.arange(60) // 5, 60, 5, 0)[1]])
     )
     again = compare_arrays(x[mixed], y[mixed], ("cka", "mutual_knn"), groups=groups[mixed], draws=5).rows()
     assert [row["value"] for row in again] == pytest.approx([row["value"] for row in found])
@@ -86,14 +87,42 @@ def test_rows_of_a_text_make_single_rows_too_easy_to_beat() -> None:
     assert whole < 0.3
 
 
+def test_groups_of_unequal_sizes_change_places_with_their_like() -> None:
+    draw = np.random.default_rng(5)
+    sizes = draw.integers(2, 30, 24)
+    text = np.repeat(np.arange(24), sizes)
+    place = np.concatenate([np.arange(size) for size in sizes])
+    of_place = draw.standard_normal((2, 30, 4))  # on both sides, which are unrelated otherwise
+    low = []
+    for _ in range(20):
+        x, y = (3 * of_place[side, place] + draw.standard_normal((len(text), 4)) for side in range(2))
+        low.append(compare_arrays(x, y, "unbiased_cka", groups=text, draws=19).rows()[0]["p"] <= 0.05)
+    assert np.mean(low) <= 0.25
+
+
+def test_values_are_of_all_rows_and_nulls_of_those_that_change_places() -> None:
+    x, y = rows()
+    text = np.repeat([0, 1], [20, 40])
+    (found,) = compare_arrays(x, y, "cka", groups=text, draws=8).rows()
+    assert found["value"] == pytest.approx(cka(x, y))
+    first, second = np.arange(20), np.arange(20, 40)
+    of_x = np.concatenate([first, second])
+    possible = {cka(x[of_x], y[np.concatenate(order)]) for order in [(first, second), (second, first)]}
+    chosen, orders = _orders(torch.from_numpy(text), 60, 8, 0)
+    assert chosen.tolist() == of_x.tolist()
+    expected = [cka(x[of_x], y[of_x][order]) for order in orders]
+    assert found["null"] == pytest.approx(np.mean(expected))
+    assert all(min(abs(value - each) for each in possible) < 1e-9 for value in expected)
+
+
 def test_p_is_uniform_where_nothing_is_alike() -> None:
     draw = np.random.default_rng(1)
     p = []
     for trial in range(200):
         x, y = (torch.from_numpy(draw.standard_normal((1, 30, 3))) for _ in "xy")
         arranged = _Arranged(x, y, None)
-        values, nulls = _against_nulls([catalogue()["cka"]], arranged, list(_orders(None, 30, 9, trial)))
-        p.append(float(calibrated(values["cka"], nulls["cka"]).p))
+        against = _against_nulls([catalogue()["cka"]], arranged, 9, trial)["cka"]
+        p.append(float(calibrated(against.value, against.nulls).p))
     assert np.mean(np.array(p) <= 0.1) == pytest.approx(0.1, abs=0.07)
     assert np.mean(p) == pytest.approx(0.55, abs=0.07)
 

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from aligners.similarity.controls import permuted_rows
+from aligners.similarity.controls import rolled_rows
 from aligners.similarity.latents.dictionary import PairedDictionary
 from aligners.similarity.latents.examination import Examination, Spaces, examine
 from aligners.similarity.latents.planted import KINDS, Damaged, Plan, Planted, plant
@@ -148,7 +148,7 @@ def test_a_dense_feature_makes_latents_look_shared_unless_targets_are_centred() 
     for readings in (decoder_readings(dictionary), decoder_readings(dictionary, fit.compute())):
         sums, null = LatentSums(dictionary, readings, 100), LatentSums(dictionary, readings, 100)
         sums.update(codes, x, y, unit)
-        null.update(codes, x, y, unit, permuted_rows(unit, 0.4))
+        null.update(codes, x, y, unit, rolled_rows(unit, 0.4))
         shared.append(verdicts(sums.parts(owner, null)).counts()["shared"])
     assert shared[0] >= 90
     assert shared[1] <= 1
