@@ -52,6 +52,7 @@ class FrozenModel:
 
     Attributes:
         depth: L, the number of blocks.
+        last_site: L + 1, the output of the final norm, or L where there is no final norm.
         width: d, the width of the states.
         vocabulary: tokens that it has embeddings for; its tokenizer may know more.
         blocks: the L blocks in the order of execution.
@@ -96,6 +97,7 @@ class FrozenModel:
         self.architecture = architecture_of(model.config.model_type)
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
+        self.last_site = self.blocks.last_site
         self._check_placement()
         self._caller = Caller(model)
         self._note_sizes(model)
@@ -211,11 +213,6 @@ class FrozenModel:
         """The config's names of the head's classes, by number; LABEL_0, LABEL_1, ... where it has none."""
         known: Any = self.config.id2label or {}
         return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
-
-    @property
-    def last_site(self) -> int:
-        """L + 1, the output of the final norm, or L where there is no final norm."""
-        return self.blocks.last_site
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights.

@@ -124,7 +124,7 @@ def test_closed_forms_before_an_injection_are_solved_on_the_device() -> None:
     bank = stored([route])
     met: list[str] = []
 
-    def noted(name: str, aligner: Aligner, *given: Any) -> None:
+    def noted(name: str, aligner: Aligner, *given: Any, **rows: Any) -> None:
         for moments in given:
             met.extend(part.device.type for part in moments)
         met.extend(part.device.type for part in aligner.state_dict().values())

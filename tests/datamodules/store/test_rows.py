@@ -281,7 +281,8 @@ def test_a_sleeping_model_is_the_model(world: World, tmp_path: Path, loads: list
     asleep = load_frozen(world.model_x, known=known)
     assert isinstance(asleep, SleepingModel)
     assert len(loads) == 1
-    for name in ("depth", "width", "heads", "task", "n_labels", "label_names", "regression", "causal", "nbytes"):
+    sizes = ("depth", "last_site", "width", "heads", "nbytes")
+    for name in (*sizes, "task", "n_labels", "label_names", "regression", "causal"):
         assert getattr(asleep, name) == getattr(plain, name)
     assert (asleep.identity(), asleep.dtype, asleep.device) == (plain.identity(), plain.dtype, plain.device)
     assert not asleep.to("cpu").awake
