@@ -20,9 +20,8 @@ from aligners.maps.by_rows.kept_rows import ByRows, PairedRows
 from aligners.progress import tell
 from aligners.similarity.controls import Draw
 
-BYTES = (
-    4 + 8
-)  # of a number: in float32 while rows are drawn, and in float64 while maps are fitted to them
+# Of a number: in float32 while rows are drawn, and in float64 while maps are fitted to them.
+BYTES = 4 + 8
 
 
 class DrawnRows:

@@ -16,12 +16,10 @@ from aligners.maps.sparse.selection import (
 )
 
 EXPANSION = 16  # latents by width
-FIRST_NORM = (
-    0.1  # of a latent's decoder rows together, by the root of the number of models
-)
-ROWS_BY_CHANCE = (
-    100  # a latent is dead after this many times the rows in which one fires on average
-)
+# Of a latent's decoder rows together, by the root of the number of models.
+FIRST_NORM = 0.1
+# A latent is dead after this many times the rows in which one fires on average.
+ROWS_BY_CHANCE = 100
 CALIBRATED_ON = 128  # rows of a step, about, on which the threshold is measured
 REMEMBERED = 16  # steps of which the threshold is the average, about
 PENALTY_RISE = 200  # steps over which the penalty of L1 rises

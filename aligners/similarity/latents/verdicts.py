@@ -12,10 +12,8 @@ from aligners.similarity.latents.unit_sums import Parts
 
 VERDICTS = ("x", "y", "shared", "undecided", "dead")
 X, Y, SHARED, UNDECIDED, DEAD = range(5)
-LIMITS = (
-    0.2,
-    0.5,
-)  # of ν^ε and ν^r: those of 2504.02922 for latents that only one model has
+# Of ν^ε and ν^r: those of 2504.02922 for latents that only one model has.
+LIMITS = (0.2, 0.5)
 
 
 class Verdicts(NamedTuple):
