@@ -9,7 +9,12 @@ import numpy as np
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.migration.forecast import forecast, leave_out_own, searched
-from aligners.fitting.migration.known import Known, fit_route, pieces_found, pool_of
+from aligners.fitting.migration.known_pairs import (
+    Known,
+    fit_route,
+    pieces_found,
+    pool_of,
+)
 from aligners.fitting.migration.pieces import forecast_by_pieces, pieces_of
 from aligners.fitting.migration.search import (
     METRICS,

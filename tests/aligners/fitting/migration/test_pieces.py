@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aligners.fitting.migration.forecast import Search
-from aligners.fitting.migration.known import Known, fit_route
+from aligners.fitting.migration.known_pairs import Known, fit_route
 from aligners.fitting.migration.pieces import forecast_by_pieces, own_found, pieces_of, scores_at
 from aligners.fitting.migration.vector_maps import Pairs, fit_vectors, together
 
