@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.training_status import mark
+from aligners.models.recorded.source_names import is_recorded, split_name
 from aligners.reports.report import MODELS, Row, distinct, known, models_in, values
 
 WORDS: dict[str, Row] = table_beside(__file__, "words.yaml")
@@ -18,6 +19,7 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
 
     The short name is the part after the last slash, with as many of the parts before it as distinguish the model
     from all others. A name of more than 40 letters is cut in the middle, unless two names would then be equal.
+    Recorded states go without the options of their names where their paths are different.
 
     Args:
         models: names of all models of a report; equal names are the same model.
@@ -26,7 +28,8 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
         Full name -> short name.
     """
     every = list(dict.fromkeys(models))
-    ends = [_end(name, every) for name in every]
+    places = _places(every)
+    ends = [_end(place, places) for place in places]
     cut = list(map(_cut, ends))
     names = {}
     for name, end, short in zip(every, ends, cut, strict=True):
@@ -91,6 +94,16 @@ def site_of(row: Row) -> str:
 def route_name(row: Row) -> str:
     """`X → Y`, the models of a row."""
     return f"{row['model_x']} → {row['model_y']}"
+
+
+def _places(names: Sequence[str]) -> list[str]:
+    """Return names without the options of recorded states, or as they are where some would then be equal."""
+    places = []
+    for name in names:
+        places.append(split_name(name)[0] if is_recorded(name) else name)
+    if len(set(places)) < len(names):
+        return list(names)
+    return places
 
 
 def _end(name: str, every: Sequence[str]) -> str:

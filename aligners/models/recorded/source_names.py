@@ -94,12 +94,8 @@ def states_source(name: str) -> StatesSource:
         >>> states_source("states:.:key=id").key
         'id'
     """
-    place = name.removeprefix(RECORDED)
-    before, _, written = place.rpartition(":")
-    options: dict[str, str] = {}
-    if before and "=" in written:
-        place = before
-        options = _options(name, written)
+    place, written = split_name(name)
+    options = _options(name, written) if written else {}
     path = Path(place).expanduser()
     if not place or not path.exists():
         raise UserError(
@@ -107,6 +103,15 @@ def states_source(name: str) -> StatesSource:
             f"is no file or folder {place!r}."
         )
     return StatesSource(name, path, **options)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the path and the options of recorded states as their name has them, whether there are any or not."""
+    place = name.removeprefix(RECORDED)
+    before, _, written = place.rpartition(":")
+    if before and "=" in written:
+        return before, written
+    return place, ""
 
 
 def _options(name: str, written: str) -> dict[str, str]:

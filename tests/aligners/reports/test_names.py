@@ -37,6 +37,9 @@ DEEP = "/tmp/" + "folder/" * 40
         (["x", "/x"], ["x", "/x"]),
         (["a/x/", "a/x"], ["a/x/", "a/x"]),
         ([DEEP + "x", DEEP + "y/"], ["x", "y"]),
+        (["states:a/x.npy:group=b/g.npy", "states:a/y.npy:group=b/g.npy"], ["x.npy", "y.npy"]),
+        (["states:a/x.pt:column=l1", "states:a/x.pt:column=l2"], ["x.pt:column=l1", "x.pt:column=l2"]),
+        (["states:a/x.npy", "b/x.npy"], ["a/x.npy", "b/x.npy"]),
     ],
 )
 def test_a_name_is_as_short_as_tells_it_from_all_others(models: list[str], expected: list[str]) -> None:

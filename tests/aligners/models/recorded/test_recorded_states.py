@@ -209,10 +209,10 @@ def test_what_is_shared_names_no_folders_of_this_machine(tmp_path: Path, states:
     np.save(tmp_path / "g.npy", np.arange(N) // 3)
     names = [f"{save(tmp_path / f'{side}.npy', states)}:group=g.npy" for side in "xy"]
     public = public_names(names, None)
-    assert public == {names[0]: "x.npy:group=g.npy", names[1]: "y.npy:group=g.npy"}
+    assert public == {names[0]: "x.npy", names[1]: "y.npy"}
     described = renamed(pair_states(*names).describe(), public)
     assert str(tmp_path) not in str(described)
-    assert described["text"]["source"] == "x.npy:group=g.npy, y.npy:group=g.npy"
+    assert described["text"]["source"] == "x.npy, y.npy"
 
 
 def test_workers_read_as_the_main_process_and_a_store_stays_empty(tmp_path: Path, states: np.ndarray) -> None:
