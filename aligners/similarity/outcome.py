@@ -137,7 +137,7 @@ class TileFigures:
     def _add_intervals_of(
         self, measures: Sequence[Measure], sums: TileSums, matching: Matching
     ) -> None:
-        """The ends of their intervals along matching layers, NaN elsewhere, of measures of the same content.
+        """Add the intervals of measures of the same content: their ends at matching layers, NaN elsewhere.
 
         What is decomposed of the texts without a group serves all measures.
         """

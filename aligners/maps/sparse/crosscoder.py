@@ -274,11 +274,14 @@ class Crosscoder(nn.Module):
         return self.since >= self.dead_after
 
     def _auxiliary_loss(self, positive: Tensor, residuals: Sequence[Tensor]) -> Tensor:
-        """The share of what is left that dead latents leave of it, by its weight: (S,), or a zero."""
+        """Return the error of dead latents on what the others leave, over its variance, weighted: (S,), or a zero."""
+        nothing = positive.new_zeros(())
+        if not self.auxiliary:
+            return nothing
         dead = self.dead()
         most = int(dead.sum(1).max())
-        if not self.auxiliary or not most:
-            return positive.new_zeros(())
+        if not most:
+            return nothing
         # the dead ones of each site first; those beyond a site's own number have the code 0
         numbers = dead.byte().topk(most, 1).indices
         among = dead.gather(1, numbers)

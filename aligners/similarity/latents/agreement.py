@@ -98,7 +98,7 @@ def agreement(
 def recurrences(
     dictionaries: Sequence[Tensor], matching: str = "one_to_one", threshold: float = 0.7
 ) -> list[Tensor]:
-    """In how many of the other dictionaries each latent has a partner: (S, m) for each dictionary.
+    """Count the other dictionaries in which each latent has a partner: (S, m) for each dictionary.
 
     Args:
         dictionaries: decoders of each seed, (S, m, d).
