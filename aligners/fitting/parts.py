@@ -30,7 +30,9 @@ COPIES = 6
 FILLED = 0.8  # share of the free memory that a plan uses
 
 
-def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
+def bytes_a_site(
+    module: Alignment, d_x: int, d_y: int, rows: int, *, on_gpu: bool = False
+) -> int:
     """Estimate the bytes that training one site of all maps of a run takes.
 
     Args:
@@ -38,12 +40,14 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
         d_x: width of X's states.
         d_y: width of Y's states.
         rows: most rows in a step.
+        on_gpu: whether steps may be recorded as CUDA graphs. These hold their activations, and the gradients before
+            they are copied to where the optimizer finds them, for as long as they are replayed.
     """
     products = d_x * d_x + d_y * d_y + d_x * d_y
     total = 3 * 8 * products  # moments: the sums, their reset, the result
     maps = []
     for fit in module.made(1, d_x, d_y):
-        total += _bytes(fit.aligner, rows)
+        total += _bytes(fit.aligner, rows, held=on_gpu and module.graphs)
         maps.append(fit.aligner)
     for to_choose in (False, True):
         needed = rows_needed(maps, to_choose=to_choose)
@@ -51,12 +55,15 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
     return total
 
 
-def _bytes(aligner: Aligner, rows: int) -> int:
+def _bytes(aligner: Aligner, rows: int, *, held: bool) -> int:
     weights = sum(map(torch.numel, aligner.parameters()))
     buffers = sum(map(torch.numel, aligner.buffers()))
     activations = rows * aligner.kept_floats()
-    # Once the gradients are there, the activations are gone, and clipping copies at most all gradients.
+    # Once the gradients are there, the activations are gone, unless a graph holds both, and clipping copies at most all
+    # gradients.
     passing = max(activations, weights)
+    if held:
+        passing = activations + 2 * weights
     return 4 * (COPIES * weights + 2 * buffers + passing)
 
 

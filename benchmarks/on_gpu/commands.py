@@ -118,7 +118,7 @@ def run(figures: Figures, device: Device, small: bool) -> None:
             ran = timed(words, device)
             announced = announced_by(ran.said)
             if command == "fit":
-                announced = announced_for_fit(size, models[0])
+                announced = announced_for_fit(size, models[0], device)
             add(figures, command, ran, announced)
 
 
@@ -271,10 +271,12 @@ def announced_by(said: str) -> float | None:
     return 1e9 * float(found[1]) if found else None
 
 
-def announced_for_fit(size: Size, model: Path) -> float:
+def announced_for_fit(size: Size, model: Path, device: Device) -> float:
     """Bytes that a fit plans for: its sites at most rows, and both models."""
     module = Alignment(aligners={"inn": INN})
-    a_site = bytes_a_site(module, size.width, size.width, size.batch * size.tokens)
+    width = size.width
+    rows = size.batch * size.tokens
+    a_site = bytes_a_site(module, width, width, rows, on_gpu=device.gpu)
     weights = (model / "model.safetensors").stat().st_size
     return size.layers * a_site + 2 * weights
 

@@ -134,8 +134,11 @@ def _sites_in_memory(run: Run, trainer: pl.Trainer) -> int:
     data = run.made.data
     reader = data.reader
     d_x, d_y = reader.widths
-    a_site = bytes_a_site(run.made.model, d_x, d_y, data.batch_size * data.max_length)
-    free = free_memory(trainer.strategy.root_device)
+    device = trainer.strategy.root_device
+    rows = data.batch_size * data.max_length
+    on_gpu = device.type == "cuda"
+    a_site = bytes_a_site(run.made.model, d_x, d_y, rows, on_gpu=on_gpu)
+    free = free_memory(device)
     for model in (reader.model_x, reader.model_y):
         free -= model.nbytes
     return sites_at_once(len(reader.sites), a_site, free)
@@ -228,10 +231,11 @@ def _check_memory(run: Run, trainer: pl.Trainer) -> None:
         len(run.made.data.numbers),
     )
     d_x, d_y = reader.widths
-    a_site = bytes_a_site(
-        run.made.model, d_x, d_y, most_rows(data.rows, data.batch_size, data.max_length)
-    )
-    free = free_memory(trainer.strategy.root_device)
+    device = trainer.strategy.root_device
+    rows = most_rows(data.rows, data.batch_size, data.max_length)
+    on_gpu = device.type == "cuda"
+    a_site = bytes_a_site(run.made.model, d_x, d_y, rows, on_gpu=on_gpu)
+    free = free_memory(device)
     sites = len(reader.sites) // pairs
     most = pairs_within(free, sites, a_site, 0)  # the models are loaded
     if most < pairs:

@@ -102,6 +102,18 @@ def test_what_is_announced_is_what_a_step_holds(step: int) -> None:
     assert 0.7 * announced < held <= announced
 
 
+@pytest.mark.parametrize(("rows", "copies"), [(0, 1), (10_000, 2)])
+def test_recorded_steps_hold_their_gradients_and_activations(rows: int, copies: int) -> None:
+    """Beside the copy of clipping, or the activations, whichever was more."""
+    inn = partial(INN, couplings=2, hidden=8)
+    weights = sum(weight.numel() for weight in inn(1, 16, 16).parameters())
+    eager = Alignment({"inn": inn}, graphs=False)
+    assert bytes_a_site(eager, 16, 16, rows, on_gpu=True) == bytes_a_site(eager, 16, 16, rows)
+    recorded = Alignment({"inn": inn})
+    more = bytes_a_site(recorded, 16, 16, rows, on_gpu=True) - bytes_a_site(recorded, 16, 16, rows)
+    assert more == 4 * copies * weights
+
+
 def test_parts_are_found_by_what_they_hold(tmp_path: Path) -> None:
     assert find_part(tmp_path, 1) == (tmp_path / "part-1-1", None, None)
     for name, file in (("part-1-1", "last.ckpt"), ("part-1-2", "last.ckpt"), ("part-10-1", "aligners.ckpt")):
