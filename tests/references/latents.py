@@ -65,3 +65,26 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
         later = [n * p[order[k - 1]] / k for k in range(rank, n + 1)]
         adjusted[place] = min(1.0, *later)
     return adjusted
+
+
+def contexts(code: Array, text: Array, place: Array, count: int, around: int) -> list[dict[str, object]]:
+    """The largest codes of one latent, one of each text, ties by text, then by place; and the codes around each."""
+    at = {(int(t), int(p)): float(c) for c, t, p in zip(code, text, place, strict=True)}
+    found: list[dict[str, object]] = []
+    for negative, of_text, here in sorted((-c, t, p) for (t, p), c in at.items() if c > 0):
+        if of_text in [row["text"] for row in found]:
+            continue
+        window = [at.get((of_text, here + off), 0.0) for off in range(-around, around + 1)]
+        row = {"code": np.float32(-negative), "text": of_text, "place": here, "window": np.float32(window)}
+        found.append(row)
+    return found[:count]
+
+
+def top_tokens(code: Array, token: Array, count: int) -> list[tuple[int, float]]:
+    """The tokens with the largest shares of the codes of one latent, ties by number."""
+    total = code.sum(dtype=np.float64)
+    shares = []
+    for number in np.unique(token[code > 0]):
+        share = code[token == number].sum(dtype=np.float64) / total
+        shares.append((-np.float32(share), int(number), float(share)))
+    return [(number, share) for _, number, share in sorted(shares)[:count]]

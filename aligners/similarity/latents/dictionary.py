@@ -143,25 +143,38 @@ def check_rows_of(
     """
     sites, latents, d_x = dictionary.decoder_x.shape
     d_y = dictionary.decoder_y.shape[2]
+    check_codes(codes, sites, latents)
+    for name, part, width in (("x", x, d_x), ("y", y, d_y)):
+        _check_shape(name, part, (sites, codes.shape[1], width))
+        _check_finite(name, part)
+
+
+def check_codes(codes: Tensor, sites: int, latents: int) -> None:
+    """Raise unless codes are (S, N, m) with rows, finite and at least 0.
+
+    Raises:
+        ValueError: they are not.
+    """
     rows = codes.shape[1] if codes.ndim == 3 else 0
     if not rows:
         raise UserError(
             f"Expected `codes` of shape (sites, rows, latents) with at least one row, but got {tuple(codes.shape)}."
         )
-    given = {"codes": codes, "x": x, "y": y}
-    for (name, part), width in zip(given.items(), (latents, d_x, d_y), strict=True):
-        expected = (sites, rows, width)
-        if part.shape != expected:
-            raise UserError(
-                f"Expected `{name}` of shape {expected}, as the dictionary and `codes` have it, but got "
-                f"{tuple(part.shape)}."
-            )
-        _check_finite(name, part)
+    _check_shape("codes", codes, (sites, rows, latents))
+    _check_finite("codes", codes)
     least = float(codes.min())
     if least < 0:
         raise UserError(
             f"Expected `codes` to be at least 0, as those of a sparse dictionary are, but got {least:g}. Give them "
             "after the activation function."
+        )
+
+
+def _check_shape(name: str, part: Tensor, expected: tuple[int, int, int]) -> None:
+    if part.shape != expected:
+        raise UserError(
+            f"Expected `{name}` of shape {expected}, as the dictionary and `codes` have it, but got "
+            f"{tuple(part.shape)}."
         )
 
 

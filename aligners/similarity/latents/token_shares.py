@@ -1,0 +1,125 @@
+"""The tokens that each latent fires on, by the share of its codes that lies on them, in one pass over texts."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, check_range
+from aligners.similarity.double_metric import DoubleMetric
+from aligners.similarity.latents.dictionary import check_codes, firing
+from aligners.similarity.latents.ordering import ranks_within, sorted_by
+
+BUFFER = 2**20  # entries that may wait to be summed
+
+
+class TopTokens(NamedTuple):
+    """The tokens with the most of the codes of each latent.
+
+    Attributes:
+        token: (S, m, n) numbers of the tokens; −1 where there are fewer.
+        share: (S, m, n) of the sum of the latent's codes; 0 where there are fewer.
+    """
+
+    token: Tensor
+    share: Tensor
+
+
+class LatentTokens(DoubleMetric):
+    """Sums the codes of each latent by token. It takes 16 bytes for each latent and each token that it has fired on.
+
+    A share of the sum names tokens on which a latent fires both often and strongly: the mean code alone would name what
+    it met once, the number of firings alone what is frequent anyway. Equal shares go by the number of the token.
+
+    Args:
+        sites: S.
+        latents: m.
+        tokens: how many tokens, or other types of rows, there are.
+        count: n of `TopTokens`.
+    """
+
+    full_state_update = False
+    keys: list[Tensor]
+    sums: list[Tensor]
+
+    def __init__(
+        self, sites: int, latents: int, tokens: int, count: int = 5, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        check_range(least=1, sites=sites, latents=latents, tokens=tokens, count=count)
+        self.shape = sites, latents, tokens
+        self.count = count
+        self.add_state("keys", [], dist_reduce_fx="cat")
+        self.add_state("sums", [], dist_reduce_fx="cat")
+
+    def update(self, codes: Tensor, token: Tensor) -> None:
+        """Add rows.
+
+        Args:
+            codes: (S, N, m) at least 0.
+            token: (N,) number of the token of each row.
+
+        Raises:
+            ValueError: a shape that does not fit, codes below 0 or not finite, or a token that does not exist.
+        """
+        sites, latents, tokens = self.shape
+        check_codes(codes, sites, latents)
+        if token.shape != codes.shape[1:2]:
+            raise UserError(
+                f"Expected `token` of shape {tuple(codes.shape[1:2])}, but got {tuple(token.shape)}."
+            )
+        least, most = int(token.min()), int(token.max())
+        if least < 0 or most >= tokens:
+            raise UserError(
+                f"Expected `token` from 0 to {tokens - 1}, but got {least} to {most}."
+            )
+        for site in range(sites):
+            entries = firing(codes[site])
+            latent = site * latents + entries.latent
+            key = latent * tokens + token[entries.row]
+            for part, parts in zip(
+                _summed(key, entries.value), (self.keys, self.sums), strict=True
+            ):
+                parts.append(part)
+        waiting = sum(map(len, self.keys[1:]))
+        if waiting > max(BUFFER, len(self.keys[0])):
+            key, total = self._summed()
+            self.keys[:], self.sums[:] = [key], [total]
+
+    def _summed(self) -> tuple[Tensor, Tensor]:
+        if not len(self.keys):
+            nothing = torch.zeros(0, device=self.device)
+            return nothing.long(), nothing.double()
+        return _summed(_joined(self.keys), _joined(self.sums))
+
+    def compute(self) -> TopTokens:
+        """Return the tokens with the largest shares."""
+        sites, latents, tokens = self.shape
+        key, total = self._summed()
+        latent = key // tokens
+        of_latent = total.new_zeros(sites * latents).index_add_(0, latent, total)
+        share = total / of_latent[latent]
+        # rounded, or the order of the batches would decide between equal ones
+        order = sorted_by(latent, -share.float(), key)
+        rank = ranks_within(latent[order])
+        order, rank = order[rank < self.count], rank[rank < self.count]
+        found = torch.full(
+            (sites * latents, self.count), -1, dtype=torch.long, device=key.device
+        )
+        shares = torch.zeros_like(found, dtype=torch.float64)
+        found[latent[order], rank] = key[order] % tokens
+        shares[latent[order], rank] = share[order]
+        shape = sites, latents, self.count
+        return TopTokens(found.view(shape), shares.view(shape))
+
+
+def _summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum values by key: both (E,) → (K,), by ascending key."""
+    keys, place = key.unique(return_inverse=True)
+    sums = value.new_zeros(len(keys)).index_add_(0, place, value)
+    return keys, sums
+
+
+def _joined(parts: list[Tensor] | Tensor) -> Tensor:
+    """Join the parts of a list state, which ranks have joined before."""
+    return parts if isinstance(parts, Tensor) else torch.cat(parts)
