@@ -16,51 +16,6 @@ from aligners.similarity.passes.ranks import collected, summed, this_rank
 EQUAL = 1e-9  # values of a measure that differ by less are equal but for rounding
 
 
-def rolled_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Choose rows of X and of Y to pair so that no row meets its own text: a null of which there is one for each roll.
-
-    `aligners.similarity.text_orders.permuted_rows` has as many as asked, and an exact p.
-
-    Y's rows are rolled by whole texts. Rows of one text stay together and in order, so the dependence within a
-    text, which makes chance similarity larger than that of independent rows, is kept. A row that would still
-    meet its own text (a text longer than the roll) is left out.
-
-    Args:
-        text: (N,) number of the text of each row; rows of a text are neighbours.
-        share: how far to roll, as a share of the texts, in (0, 1).
-
-    Returns:
-        Row numbers of X and of Y, each (M,), M <= N, on the device of `text`.
-
-    Raises:
-        ValueError: fewer than two texts.
-    """
-    numbers = text.cpu()
-    n = len(numbers)
-    _, counts = numbers.unique_consecutive(return_counts=True)
-    if len(counts) < 2:
-        raise UserError(
-            "The null pairs rows of different texts of a batch: expected at least 2 texts in every batch, but got "
-            f"{len(counts)}. Raise `batch_size`, or leave the controls off."
-        )
-    texts = rolled_by(share, len(counts))
-    passed = counts[:texts]
-    shift = int(passed.sum())
-    rows = torch.arange(n)
-    partners = (rows + shift) % n
-    apart = numbers != numbers[partners]
-    rows_x = rows[apart]
-    rows_y = partners[apart]
-    return rows_x.to(text.device), rows_y.to(text.device)
-
-
-def rolled_by(share: float, texts: int) -> int:
-    """Return by how many of so many texts to roll: at least one, and not all."""
-    shift = round(share * texts)
-    shift = max(shift, 1)
-    return min(shift, texts - 1)
-
-
 def cropped(weights: Tensor, words: Tensor) -> Tensor:
     """Return attention between the first `words` (B,) words of each text, rows normalised again: (L, H, B, W, W).
 

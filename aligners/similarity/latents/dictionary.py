@@ -119,13 +119,6 @@ class Firing(NamedTuple):
             sums.index_add_(0, part.latent, added)
         return sums
 
-    def summed(self, values: Tensor, unit: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Sum values of the entries, (E,), by the units of their rows, (N,), and by latent: `shape` is (units, m)."""
-        units, latents = shape
-        place = unit[self.row] * latents + self.latent
-        sums = values.new_zeros(units * latents)
-        return sums.index_add_(0, place, values).view(shape)
-
 
 def firing(codes: Tensor) -> Firing:
     """Return the entries of codes (N, m) that are above 0, in float64."""

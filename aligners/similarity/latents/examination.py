@@ -1,24 +1,29 @@
-"""The examination of a dictionary of two models: fitted on half of the texts in memory, measured on the others."""
+"""The examination of a dictionary of two models: fitted on half of the texts, measured on the others."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_known
-from aligners.similarity.controls import rolled_rows
 from aligners.similarity.latents.dictionary import (
+    Pair,
     PairedDictionary,
     check_rows_of,
     relative_norms,
 )
-from aligners.similarity.latents.readings import FittedReadings, decoder_readings
+from aligners.similarity.latents.other_texts import drawn_order, groups_of, other_rows
+from aligners.similarity.latents.readings import (
+    FittedReadings,
+    Readings,
+    decoder_readings,
+)
 from aligners.similarity.latents.unit_sums import LatentSums, Parts
 
 Spaces = Literal["one", "apart"]
 SPACES: tuple[Spaces, ...] = ("one", "apart")
-ROWS = 4096  # read at a time
-FAR = 0.4  # share of the texts by which rows are rolled for the null
+ROWS = 4096  # fitted on at a time
+FEWEST = 4  # texts
 
 
 class Examination(NamedTuple):
@@ -35,6 +40,38 @@ class Examination(NamedTuple):
     permuted: Parts
 
 
+class Measured(NamedTuple):
+    """Sums over the held-out texts, of the pairs as they are, and of codes that meet the states of other texts."""
+
+    sums: LatentSums
+    null: LatentSums
+
+    @classmethod
+    def empty(
+        cls, dictionary: PairedDictionary, readings: Readings, units: int
+    ) -> Self:
+        """Begin without rows; see `LatentSums`."""
+        return cls(
+            LatentSums(dictionary, readings, units),
+            LatentSums(dictionary, readings, units),
+        )
+
+    def update(
+        self, codes: Tensor, x: Tensor, y: Tensor, unit: Tensor, text: Tensor
+    ) -> None:
+        """Add the rows of one group of texts; see `LatentSums.update`, and `other_rows` for `text`."""
+        self.sums.update(codes, x, y, unit)
+        pairs = other_rows(text)
+        if len(pairs[0]):
+            self.null.update(codes, x, y, unit, pairs)
+
+    def examined(self, norm: Tensor) -> Examination:
+        """Return what the sums say, given the share of Y in the decoder norms."""
+        owner = (norm > 0.5).long()
+        parts = self.sums.parts(owner)
+        return Examination(norm, parts, self.sums.parts(owner, self.null))
+
+
 def examine(
     dictionary: PairedDictionary,
     codes: Tensor,
@@ -42,6 +79,7 @@ def examine(
     y: Tensor,
     text: Tensor,
     spaces: Spaces = "apart",
+    variances: Pair | None = None,
 ) -> Examination:
     """Examine a dictionary on paired rows.
 
@@ -55,6 +93,7 @@ def examine(
         text: (N,) numbers of the texts; rows of a text are neighbours.
         spaces: "one" reads both models along the decoder of a latent's owner, centred, as for a model and its
             fine-tuning; "apart" along directions that are fitted for each.
+        variances: (S,) total variance of X's states and of Y's. Default: those of these rows.
 
     Raises:
         ValueError: fewer than 4 texts, or as `LatentSums.update` does.
@@ -62,48 +101,62 @@ def examine(
     check_known(SPACES, spaces=spaces)
     number = text.unique_consecutive(return_inverse=True)[1]
     texts = int(number[-1]) + 1 if len(number) else 0
-    if texts < 4:
-        raise UserError(
-            f"Expected at least 4 texts, two to fit on and two held out, but got {texts}."
-        )
-    rows = torch.arange(len(number), device=number.device)
-    fitting = rows[number % 2 == 0]
-    held_out = rows[number % 2 == 1]
+    check_texts(texts)
     check_rows_of(dictionary, codes, x, y)
-    variance_x = x.double().var(1, correction=0).sum(1)
-    variance_y = y.double().var(1, correction=0).sum(1)
-    fitted = FittedReadings(dictionary, variance_x, variance_y)
+    if variances is None:
+        variances = total_variance(x), total_variance(y)
+    fitted = FittedReadings(dictionary, *variances)
+    fitting = (number % 2 == 0).nonzero()[:, 0]
     for some in fitting.split(ROWS):
         fitted.update(codes[:, some], x[:, some], y[:, some])
+    measured = Measured.empty(dictionary, readings_of(fitted, spaces), units=texts // 2)
+    rows, place = held_out_rows(number)
+    for group in groups_of(place):
+        some = rows[group]
+        unit = number[some] // 2
+        measured.update(codes[:, some], x[:, some], y[:, some], unit, unit)
+    return measured.examined(relative_norms(dictionary, *variances))
+
+
+def check_texts(texts: int) -> None:
+    """Raise unless there are texts enough to fit on some and measure on others.
+
+    Raises:
+        ValueError: fewer than 4.
+    """
+    if texts < FEWEST:
+        raise UserError(
+            f"Expected at least {FEWEST} texts, two to fit on and two held out, but got {texts}."
+        )
+
+
+def readings_of(fitted: FittedReadings, spaces: Spaces) -> Readings:
+    """Return how both models are read, from what was fitted on half of the texts."""
     readings = fitted.compute()
     if spaces == "one":
-        readings = decoder_readings(dictionary, readings)
-
-    sums = LatentSums(dictionary, readings, texts // 2)
-    null = LatentSums(dictionary, readings, texts // 2)
-    unit = number // 2
-    for some in _whole_texts(held_out, number):
-        given = codes[:, some], x[:, some], y[:, some], unit[some]
-        sums.update(*given)
-        null.update(*given, rolled_rows(unit[some], FAR))
-    norm = relative_norms(dictionary, variance_x, variance_y)
-    owner = (norm > 0.5).long()
-    return Examination(norm, sums.parts(owner), sums.parts(owner, null))
+        return decoder_readings(fitted.dictionary, readings)
+    return readings
 
 
-def _whole_texts(rows: Tensor, number: Tensor) -> list[Tensor]:
-    """Divide rows into batches of about `ROWS` that end with a text, and of two texts at least."""
-    batches = []
-    start = 0
-    of_text = number[rows].unique_consecutive(return_counts=True)[1]
-    ends = of_text.cumsum(0).tolist()
-    texts = 0
-    for place, end in enumerate(ends):
-        texts += 1
-        last = place == len(ends) - 1
-        two_left = len(ends) - place - 1 != 1
-        if last or (end - start >= ROWS and texts > 1 and two_left):
-            batches.append(rows[start:end])
-            start = end
-            texts = 0
-    return batches
+def total_variance(states: Tensor) -> Tensor:
+    """The mean of ‖x − x̄‖² over rows: (S, N, d) → (S,)."""
+    return states.double().var(1, correction=0).sum(1)
+
+
+def held_out_rows(number: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of every second text, the longest texts first, and the place of each row's text among these.
+
+    Args:
+        number: (N,) numbers of the rows' texts, 0, 1, ...: rows of a text are neighbours.
+    """
+    lengths = number.bincount()
+    starts = lengths.cumsum(0) - lengths
+    order = drawn_order(torch.arange(1, len(lengths), 2, device=number.device))
+    order = order[lengths[order].argsort(descending=True, stable=True)]
+    rows, places = [], []
+    for place, text in enumerate(order.tolist()):
+        length = int(lengths[text])
+        start = int(starts[text])
+        rows.append(torch.arange(start, start + length, device=number.device))
+        places.append(number.new_full((length,), place))
+    return torch.cat(rows), torch.cat(places)

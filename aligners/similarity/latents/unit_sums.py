@@ -1,5 +1,6 @@
 """What two models have of each latent, summed over texts: the sums that ratios, intervals and tests are made of."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from aligners.errors import UserError, check_range
 from aligners.similarity.double_metric import DoubleMetric
 from aligners.similarity.latents.dictionary import (
+    Firing,
+    Pair,
     PairedDictionary,
     check_rows_of,
     firing,
@@ -92,57 +95,75 @@ class LatentSums(DoubleMetric):
             y: (S, N, d_y).
             unit: (N,) numbers of the rows' units, below G.
             pairs: (M,) rows whose codes count, and (M,) rows whose targets they meet, as of
-                `controls.rolled_rows`: the null. Default: each row meets itself.
+                `other_texts.other_rows`: the null. Default: each row meets itself.
 
         Raises:
             ValueError: see `check_rows_of`; units that do not exist.
         """
         check_rows_of(self.dictionary, codes, x, y)
-        units, _, latents = self.fired.shape
-        if unit.shape != codes.shape[1:2]:
+        self._check_units(unit, codes.shape[1])
+        rows = partners = None
+        owners = unit
+        if pairs is not None:
+            rows, partners = pairs
+            owners = unit[rows]
+        for site in range(len(codes)):
+            targets = self._targets(site, codes[site], (x[site], y[site]))
+            entries = firing(_at(codes[site], rows))
+            met = _at(codes[site], partners)[entries.row, entries.latent].double()
+            place = self._places(site, entries, owners)
+            self._add_codes(entries, met, place)
+            for kind, side, target in targets:
+                products = self._products(
+                    site, kind, side, entries, _at(target, partners)
+                )
+                for owner, of_owner in enumerate(products):
+                    _add(self.along[owner, kind, side], place, of_owner)
+
+    def _check_units(self, unit: Tensor, rows: int) -> None:
+        units = len(self.fired)
+        if unit.shape != (rows,):
             raise UserError(
-                f"Expected `unit` of shape {tuple(codes.shape[1:2])}, but got {tuple(unit.shape)}."
+                f"Expected `unit` of shape {(rows,)}, but got {tuple(unit.shape)}."
             )
         if int(unit.min()) < 0 or int(unit.max()) >= units:
             raise UserError(
                 f"Expected `unit` from 0 to {units - 1}, but got {int(unit.min())} to {int(unit.max())}."
             )
-        shape = units, latents
-        for site in range(len(codes)):
-            every = firing(codes[site])
-            states = x[site], y[site]
-            targets = targets_of(
-                self.dictionary, site, every, states, self.readings.counting
-            )
-            entries, met = every, every.value
-            owners = unit
-            if pairs is not None:
-                rows, partners = pairs
-                entries = firing(codes[site][rows])
-                owners = unit[rows]
-                met = codes[site][partners[entries.row], entries.latent].double()
-            value = entries.value
-            ones = torch.ones_like(value)
-            self.fired[:, site] += entries.summed(ones, owners, shape)
-            self.total[:, site] += entries.summed(value, owners, shape)
-            self.square[:, site] += entries.summed(value * met, owners, shape)
-            for kind, side, centred in self._centred(site, targets):
-                if pairs is not None:
-                    centred = centred[partners]
-                for owner, directions in enumerate(self.readings.directions):
-                    direction = directions[kind][side][site]
-                    products = value * entries.along(direction, centred)
-                    added = entries.summed(products, owners, shape)
-                    self.along[owner, kind, side, :, site] += added
 
-    def _centred(self, site: int, targets: tuple) -> list[tuple[int, int, Tensor]]:
+    def _targets(
+        self, site: int, codes: Tensor, states: Pair
+    ) -> list[tuple[int, int, Tensor]]:
         """List kind, side and centred target, (N, d), of both kinds and sides."""
+        pairs = targets_of(
+            self.dictionary, site, firing(codes), states, self.readings.counting
+        )
         found = []
-        for kind, pair in enumerate(targets):
+        for kind, pair in enumerate(pairs):
             for side, target in enumerate(pair):
                 centre = self.readings.centres[kind][side][site]
                 found.append((kind, side, target - centre))
         return found
+
+    def _places(self, site: int, entries: Firing, unit: Tensor) -> Tensor:
+        """Where the entries, (E,), belong in sums (G, S, m) that are laid end to end, given the units of their rows."""
+        _, sites, latents = self.fired.shape
+        return (unit[entries.row] * sites + site) * latents + entries.latent
+
+    def _add_codes(self, entries: Firing, met: Tensor, place: Tensor) -> None:
+        """Add codes, and their products with the codes (E,) that they meet."""
+        value = entries.value
+        _add(self.fired, place, torch.ones_like(value))
+        _add(self.total, place, value)
+        _add(self.square, place, value * met)
+
+    def _products(
+        self, site: int, kind: int, side: int, entries: Firing, target: Tensor
+    ) -> Iterator[Tensor]:
+        """Yield f_j u_j·(t − t̄) of the entries, (E,), along the directions of each owner."""
+        for directions in self.readings.directions:
+            direction = directions[kind][side][site]
+            yield entries.value * entries.along(direction, target)
 
     def compute(self) -> Tensor:
         """Return the readings (O, kind, side, G, S, m), each latent's own part put back into targets without it.
@@ -184,6 +205,16 @@ class LatentSums(DoubleMetric):
         own = _chosen(readings, owner, owner)
         other = _chosen(of_other, owner, 1 - owner)
         return Parts(own, other, self.fired, owner, self.readings.squared)
+
+
+def _at(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some rows, or all."""
+    return values if rows is None else values[rows]
+
+
+def _add(sums: Tensor, place: Tensor, values: Tensor) -> None:
+    """Add values (E,) to sums of any shape, at places in them laid end to end."""
+    sums.view(-1).index_add_(0, place, values)
 
 
 def _chosen(readings: Tensor, owner: Tensor, side: Tensor) -> Tensor:

@@ -10,27 +10,7 @@ from torch import Tensor
 
 from aligners.datamodules.rows.token_pairs import row_keys
 from aligners.similarity import controls
-from aligners.similarity.controls import Draw, Sample, cropped, jackknife_interval, matching_layers, rolled_rows
-
-
-@settings(max_examples=40, deadline=None)
-@given(counts=st.lists(st.integers(1, 9), min_size=2, max_size=8), share=st.floats(0.01, 0.99))
-def test_no_row_meets_its_own_text_and_order_is_kept(counts: list[int], share: float) -> None:
-    text = torch.repeat_interleave(torch.arange(len(counts)) * 7 + 3, torch.tensor(counts))
-    rows, partners = rolled_rows(text, share)
-    assert (text[rows] != text[partners]).all()
-    assert len(rows.unique()) == len(rows)
-    assert len(partners.unique()) == len(partners)
-    assert ((partners - rows) % len(text)).unique().numel() <= 1  # one roll: within a text, order stays
-
-
-def test_texts_of_one_length_keep_every_row_and_one_text_cannot_be_permuted() -> None:
-    text = torch.arange(6).repeat_interleave(4)
-    rows, partners = rolled_rows(text, 0.5)
-    assert rows.tolist() == list(range(24))
-    assert (text[partners] - text[rows]).remainder(6).eq(3).all()
-    with pytest.raises(ValueError, match=r"at least 2 texts in every batch, but got 1.*`batch_size`"):
-        rolled_rows(torch.zeros(5), 0.5)
+from aligners.similarity.controls import Draw, Sample, cropped, jackknife_interval, matching_layers
 
 
 def test_the_interval_of_a_mean_is_students() -> None:

@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 import torch
 
-from aligners.similarity.controls import rolled_rows
 from aligners.similarity.latents.dictionary import PairedDictionary
 from aligners.similarity.latents.examination import Examination, Spaces, examine
+from aligners.similarity.latents.other_texts import other_rows
 from aligners.similarity.latents.planted import KINDS, Damaged, Plan, Planted, plant
 from aligners.similarity.latents.readings import FittedReadings, decoder_readings
 from aligners.similarity.latents.unit_sums import LatentSums
@@ -148,7 +148,7 @@ def test_a_dense_feature_makes_latents_look_shared_unless_targets_are_centred() 
     for readings in (decoder_readings(dictionary), decoder_readings(dictionary, fit.compute())):
         sums, null = LatentSums(dictionary, readings, 100), LatentSums(dictionary, readings, 100)
         sums.update(codes, x, y, unit)
-        null.update(codes, x, y, unit, rolled_rows(unit, 0.4))
+        null.update(codes, x, y, unit, other_rows(unit))
         shared.append(verdicts(sums.parts(owner, null)).counts()["shared"])
     assert shared[0] >= 90
     assert shared[1] <= 1

@@ -6,8 +6,8 @@ import torch
 from tests.references import latents as reference
 from torch import Tensor
 
-from aligners.similarity.controls import rolled_rows
 from aligners.similarity.latents.dictionary import PairedDictionary, decoder_cosines, relative_norms
+from aligners.similarity.latents.other_texts import other_rows
 from aligners.similarity.latents.ratios import ratios
 from aligners.similarity.latents.readings import FittedReadings, Readings, decoder_readings
 from aligners.similarity.latents.unit_sums import LatentSums
@@ -191,7 +191,7 @@ def test_batches_and_sites_do_not_matter() -> None:
 def test_permuted_targets_are_those_of_other_texts() -> None:
     """The null is the sum of codes with the targets of their partners, loop by loop."""
     dictionary, codes, x, y, unit = rows_of()
-    rows, partners = rolled_rows(unit, 0.5)
+    rows, partners = other_rows(unit)
     null = LatentSums(dictionary, decoder_readings(dictionary), UNITS)
     null.update(codes, x, y, unit, (rows, partners))
     found = null.compute().sum(3)  # owner, kind, side, site, latent
