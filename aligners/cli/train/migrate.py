@@ -7,9 +7,10 @@ import torch
 
 from aligners.cli.command import Run, command
 from aligners.errors import UserError
+from aligners.fitting.migration.map_files import not_in_numpy, save_map
 from aligners.fitting.migration.migration import Migration
 from aligners.fitting.migration.search import Similarity
-from aligners.fitting.migration.serving import check_outputs, count, map_index, save_map
+from aligners.fitting.migration.serving import check_outputs, count, map_index
 from aligners.fitting.migration.text_rows import read_judged, read_texts
 from aligners.fitting.migration.vector_maps import DEFAULT
 from aligners.fitting.migration.vector_sources import VectorSource
@@ -118,6 +119,9 @@ def migrate(
     for route, fitted in study.chosen.items():
         what = WHAT[route]
         save_map(fitted, run.folder / "maps" / route, what, onnx="onnx" in outputs)
+    chosen = {route: fitted.name for route, fitted in study.chosen.items()}
+    study.meta["serving"] = not_in_numpy(chosen, "onnx" in outputs)
     if index is not None:
-        map_index(study.chosen["documents"], index, run.folder, list(outputs))
+        fitted = study.chosen["documents"]
+        map_index(fitted, index, run.folder, list(outputs), similarity=similarity)
     publish_alone(study, "migration", run.folder, device)

@@ -10,6 +10,7 @@ from aligners.fitting.migration.pieces import own_found, scores_at
 from aligners.fitting.migration.search import Similarity
 from aligners.fitting.migration.vector_files import lengths
 from aligners.fitting.migration.vector_maps import (
+    NETWORKS,
     Pairs,
     VectorMap,
     fit_vectors,
@@ -98,7 +99,7 @@ def fit_route(
     centre_x, centre_y = pairs.texts.means()
     rows, chosen_by = pairs.texts, others.texts
     if route == "queries":
-        centred = name not in ("mlp", "inn")
+        centred = name not in NETWORKS
         rows = together([rows, pairs.pieces], centred=centred)
         chosen_by = together([chosen_by, others.pieces], centred=centred)
         centre_x, _ = pairs.pieces.means()

@@ -1,16 +1,15 @@
-"""What a migration leaves: the map in files that serve it, and the vectors of an index, mapped a part at a time."""
+"""Maps the vectors of an index, a part at a time, into files that searches read."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
 
 from aligners.errors import UserError, check_extra, check_known
-from aligners.files.atomic import whole_file, write_text
-from aligners.files.sealed import save_sealed
+from aligners.files.atomic import whole_file
+from aligners.fitting.migration.search import Similarity
 from aligners.fitting.migration.vector_files import (
     AT_ONCE,
     ID_COLUMNS,
@@ -21,22 +20,6 @@ from aligners.fitting.migration.vector_maps import VectorMap
 from aligners.progress import track
 
 OUTPUTS = ("npy", "parquet", "faiss", "onnx")
-NUMPY = '''"""Maps vectors from width {d_x} to {d_y}: {name}, {what}. Needs NumPy and map.npz beside this file."""
-
-from pathlib import Path
-
-import numpy as np
-
-HELD = np.load(Path(__file__).with_name("map.npz"))
-
-
-def migrate(vectors: np.ndarray) -> np.ndarray:
-    """(N, {d_x}) -> (N, {d_y})."""
-    mapped = np.asarray(vectors, np.float32) @ HELD["weight"] + HELD["offset"]
-    if HELD["normalised"]:
-        mapped /= np.maximum(np.linalg.norm(mapped, axis=-1, keepdims=True), 1e-12)
-    return mapped
-'''
 
 
 def check_outputs(outputs: list[str]) -> None:
@@ -49,65 +32,13 @@ def check_outputs(outputs: list[str]) -> None:
             check_extra("onnx", package, "`outputs` onnx")
 
 
-def save_map(fitted: VectorMap, folder: Path, what: str, *, onnx: bool = False) -> None:
-    """Write a map: map.safetensors, migrate_map.py with map.npz for NumPy alone, and map.onnx if asked for.
-
-    A network has no map.npz: map.safetensors holds its weights.
-
-    Args:
-        fitted: the map.
-        folder: created if need be.
-        what: it maps, for whoever reads the file.
-        onnx: whether to write map.onnx as well.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
-    tensors = {}
-    for name, tensor in fitted.state_dict().items():
-        tensors[name] = tensor.detach().contiguous().clone()
-    about = {"map": fitted.name, "what": what, "normalised": str(fitted.normalised)}
-    with whole_file(folder / "map.safetensors") as unfinished:
-        save_sealed(save_file, tensors, unfinished, about)
-    if fitted.bank is None:
-        _save_numpy(fitted, folder, what)
-    if onnx:
-        with whole_file(folder / "map.onnx") as unfinished:
-            _export(fitted, unfinished)
-
-
-def _save_numpy(fitted: VectorMap, folder: Path, what: str) -> None:
-    """Write the function and the arrays that it reads."""
-    arrays: dict[str, Any] = {
-        "weight": fitted.weight.numpy(),
-        "offset": fitted.offset.numpy(),
-        "normalised": np.array(fitted.normalised),
-    }
-    with whole_file(folder / "map.npz") as unfinished, unfinished.open("wb") as file:
-        np.savez(file, **arrays)
-    code = NUMPY.format(d_x=fitted.d_x, d_y=fitted.d_y, name=fitted.name, what=what)
-    write_text(folder / "migrate_map.py", code)
-
-
-def _export(fitted: VectorMap, path: Path) -> None:
-    """Write ONNX for any number of vectors."""
-    example = torch.zeros(2, fitted.d_x)
-    shapes = ({0: torch.export.Dim("vectors")},)
-    program = torch.onnx.export(
-        fitted,
-        (example,),
-        input_names=["vectors"],
-        output_names=["mapped"],
-        dynamic_shapes=shapes,
-        verbose=False,
-        dynamo=True,
-    )
-    assert program is not None
-    program.save(str(path))
-
-
 def map_index(
-    fitted: VectorMap, index: Path, folder: Path, outputs: list[str]
+    fitted: VectorMap,
+    index: Path,
+    folder: Path,
+    outputs: list[str],
+    *,
+    similarity: Similarity = "cosine",
 ) -> list[Path]:
     """Map the vectors of an index, a part at a time, and write each file whole or not at all.
 
@@ -118,6 +49,7 @@ def map_index(
         index: a .npy or Parquet file of old vectors, which need not fit into memory.
         folder: where mapped.npy, mapped.parquet and mapped.faiss are written.
         outputs: which of them, out of `OUTPUTS`.
+        similarity: what the FAISS index sorts by.
 
     Returns:
         The files.
@@ -128,7 +60,11 @@ def map_index(
     """
     number = count(index)
     written = []
-    writers = {"npy": _write_npy, "parquet": _write_parquet, "faiss": _write_faiss}
+    writers = {
+        "npy": _write_npy,
+        "parquet": _write_parquet,
+        "faiss": partial(_write_faiss, similarity=similarity),
+    }
     for name in dict.fromkeys(outputs):
         if name not in writers:
             continue
@@ -207,12 +143,16 @@ def _write_parquet(path: Path, parts: Iterator[Any], shape: tuple[int, int]) -> 
             writer.close()
 
 
-def _write_faiss(path: Path, parts: Iterator[Any], shape: tuple[int, int]) -> None:
-    """Write a flat index of inner products, of vectors of length 1: it sorts by the cosine."""
+def _write_faiss(
+    path: Path, parts: Iterator[Any], shape: tuple[int, int], *, similarity: Similarity
+) -> None:
+    """Write a flat index of inner products; for the cosine, of vectors of length 1."""
     import faiss
 
     made = faiss.IndexFlatIP(shape[1])
     for rows, _ in parts:
-        length = np.linalg.norm(rows, axis=1, keepdims=True)
-        made.add(rows / np.maximum(length, 1e-12))
+        if similarity == "cosine":
+            length = np.linalg.norm(rows, axis=1, keepdims=True)
+            rows = rows / np.maximum(length, 1e-12)
+        made.add(rows)
     faiss.write_index(made, str(path))

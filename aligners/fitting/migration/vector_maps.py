@@ -25,6 +25,7 @@ MAPS: dict[str, Any] = {
     "mlp": MLP,
     "inn": INN,
 }
+NETWORKS = ("mlp", "inn")
 DEFAULT = ("procrustes", "linear", "ridge")
 AT_ONCE = 2**14  # rows that are mapped at a time
 STEPS = 1500  # of networks

@@ -119,7 +119,9 @@ def test_the_first_sentence_advises_against_a_map_that_finds_too_little() -> Non
     strict = make_report("migration", made["meta"] | {"least_recall": 0.97}, made["rows"], forecasts=made["forecasts"])
     assert strict.lead.startswith("Switching by a map is not advised: at best, ridge")
     meta = made["meta"] | {"judged": False, "hours": None, "price": None}
+    meta["serving"] = ["The map of queries (mlp) has no migrate_map.py."]
     alone = make_report("migration", meta, made["rows"], forecasts=made["forecasts"])
+    assert "The map of queries (mlp) has no migrate_map.py." in alone.sentences
     assert "Nothing is judged" in " ".join(alone.sentences)
     assert "is not known: the new vectors were given" in " ".join(alone.sentences)
     assert len(report.figures["migration"]().axes) == 6

@@ -104,6 +104,7 @@ def sentences(meta: Row, rows: Sequence[Row], forecasts: Sequence[Row]) -> list[
         )
     said += _predicted(forecasts)
     said.append(_price(meta))
+    said += meta.get("serving", [])
     for side in ("old", "new"):
         said += meta[side].get("assumed", [])
     return [line for line in said if line]

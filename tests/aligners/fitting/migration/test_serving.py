@@ -1,17 +1,17 @@
-"""What a migration leaves gives the same vectors in every form."""
+"""A mapped index holds what the map makes of its vectors, in every form."""
 
-import runpy
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import load_file
+import torch
 
 from aligners.errors import UserError
 from aligners.fitting.migration import serving, vector_files
-from aligners.fitting.migration.serving import check_outputs, map_index, save_map
-from aligners.fitting.migration.vector_maps import Pairs, VectorMap, fit_vectors
+from aligners.fitting.migration.search import Similarity
+from aligners.fitting.migration.serving import check_outputs, map_index
+from aligners.fitting.migration.vector_maps import MAPS, NETWORKS, Pairs, VectorMap, fit_vectors
 
 DRAW = np.random.default_rng(0)
 ROWS = DRAW.normal(size=(301, 8)).astype(np.float32)
@@ -29,22 +29,6 @@ def plain(fitted: VectorMap) -> np.ndarray:
     if fitted.normalised:
         mapped /= np.linalg.norm(mapped, axis=1, keepdims=True)
     return mapped
-
-
-def test_numpy_function_safetensors_and_onnx_give_the_same_vectors(fitted: VectorMap, tmp_path: Path) -> None:
-    expected = plain(fitted)
-    save_map(fitted, tmp_path, "queries", onnx=True)
-    np.testing.assert_allclose(fitted.mapped(ROWS), expected, atol=1e-6 * np.abs(expected).max())
-    migrate = runpy.run_path(str(tmp_path / "migrate_map.py"))["migrate"]
-    np.testing.assert_allclose(migrate(ROWS), expected, atol=1e-6 * np.abs(expected).max())
-    np.testing.assert_allclose(migrate(ROWS[3]), expected[3], atol=1e-6 * np.abs(expected).max())
-    tensors = load_file(tmp_path / "map.safetensors")
-    np.testing.assert_array_equal(tensors["weight"], fitted.weight.numpy())
-    reference = pytest.importorskip("onnx.reference")
-    run = reference.ReferenceEvaluator(str(tmp_path / "map.onnx"))
-    for rows in (ROWS, ROWS[:1]):
-        (found,) = run.run(None, {"vectors": rows})
-        np.testing.assert_allclose(found, expected[: len(rows)], atol=2e-6 * np.abs(expected).max())
 
 
 def test_an_index_is_mapped_a_part_at_a_time(
@@ -67,14 +51,33 @@ def test_an_index_is_mapped_a_part_at_a_time(
     assert list(table["id"]) == names
 
 
-def test_faiss_finds_what_the_cosine_finds(fitted: VectorMap, tmp_path: Path) -> None:
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_faiss_finds_what_a_whole_sort_finds(fitted: VectorMap, tmp_path: Path, similarity: Similarity) -> None:
     faiss = pytest.importorskip("faiss")
     np.save(tmp_path / "index.npy", ROWS)
-    (file,) = map_index(fitted, tmp_path / "index.npy", tmp_path, ["faiss"])
+    (file,) = map_index(fitted, tmp_path / "index.npy", tmp_path, ["faiss"], similarity=similarity)
     mapped = plain(fitted)
-    unit = (mapped / np.linalg.norm(mapped, axis=1, keepdims=True)).astype(np.float32)
-    _, places = faiss.read_index(str(file)).search(unit, 1)
-    assert (places[:, 0] == np.arange(len(ROWS))).all()
+    asked = mapped[:20] + 0.1 * DRAW.normal(size=(20, 5))
+    similar = asked @ mapped.T
+    if similarity == "cosine":
+        similar /= np.linalg.norm(mapped, axis=1)
+    _, places = faiss.read_index(str(file)).search(asked.astype(np.float32), 10)
+    np.testing.assert_array_equal(places, np.argsort(-similar, 1)[:, :10])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_map_an_index_as_they_map_vectors(name: str, tmp_path: Path) -> None:
+    bank = MAPS[name](1, 8, 8)
+    with torch.no_grad():
+        for parameter in bank.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    network = VectorMap(name, bank, normalised=False)
+    np.save(tmp_path / "index.npy", ROWS.astype(np.float16))
+    files = map_index(network, tmp_path / "index.npy", tmp_path, ["npy", "parquet", "onnx"])
+    expected = network.mapped(ROWS.astype(np.float16))
+    np.testing.assert_allclose(np.load(files[0]), expected, atol=1e-6)
+    np.testing.assert_allclose(np.stack(pd.read_parquet(files[1])["vector"]), expected, atol=1e-6)
+    assert len(files) == 2
 
 
 def test_a_file_is_whole_or_not_there(fitted: VectorMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
