@@ -20,11 +20,12 @@ import torch
 from torch.nn.functional import normalize
 
 from aligners.fitting.migration.search import (
-    DRAWS,
     METRICS,
     TOP,
     Estimate,
     Similarity,
+    estimate,
+    resampled,
     scores,
 )
 from aligners.fitting.migration.vector_maps import Pairs, VectorMap
@@ -76,22 +77,17 @@ def forecast(
         if number < LEAST:
             continue
         part = draw.permutation(len(pool))[:number]
-        own, reached = _in_part(made, part, judged)
+        by_new, by_map = _in_part(made, part, judged)
         sizes.append(number)
-        through.append(reached)
-        alone.append(own)
-    weights = draw.multinomial(
-        len(validation), np.full(len(validation), 1 / len(validation)), DRAWS
-    )
+        through.append(by_map)
+        alone.append(by_new)
+    weights = resampled(draw, len(validation))
+    line = line_to(np.log(sizes), np.log(size))
     found = {}
     for metric in METRICS:
-        found[metric] = _at_size(
-            [one[metric] for one in through],
-            [one[metric] for one in alone],
-            sizes,
-            size,
-            weights / len(validation),
-        )
+        mapped = [part[metric] for part in through]
+        new = [part[metric] for part in alone]
+        found[metric] = _at_size(mapped, new, line, weights)
     return found
 
 
@@ -160,23 +156,22 @@ def _standard(similar: np.ndarray) -> np.ndarray:
 def _at_size(
     through: list[np.ndarray],
     alone: list[np.ndarray],
-    sizes: list[int],
-    size: int,
+    line: np.ndarray,
     weights: np.ndarray,
 ) -> Estimate:
     """Read the ratio of two mean shares off at the size of the index, with its interval."""
-    line = line_to(np.log(sizes), np.log(size))
 
     def ratio(mean: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         shares = []
         for values in (through, alone):
             measured = np.stack([mean(one) for one in values])
-            shares.append(share(line @ log_odds(measured)))
+            logits = log_odds(measured)
+            shares.append(share(line @ logits))
         return shares[0] / shares[1]
 
     value = float(ratio(np.mean))
-    low, high = np.quantile(ratio(lambda one: weights @ one), [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    drawn = ratio(lambda one: weights @ one)
+    return estimate(value, drawn)
 
 
 def log_odds(shares: np.ndarray) -> np.ndarray:

@@ -12,11 +12,18 @@ of the pieces whose texts the old model has there.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from aligners.fitting.migration.forecast import PARTS, Search, line_to, log_odds, share
-from aligners.fitting.migration.search import DRAWS, METRICS, TOP, Estimate
+from aligners.fitting.migration.search import (
+    METRICS,
+    TOP,
+    Estimate,
+    estimate,
+    resampled,
+)
 
 WORDS = (3, 10)  # of a piece, at least and at most
 SEED = 7  # of pieces, whatever the study's: vectors of them can be kept
@@ -29,9 +36,12 @@ def pieces_of(texts: Sequence[str]) -> list[str]:
     pieces = []
     for text in texts:
         words = text.split()
-        number = min(len(words), int(draw.integers(least, most + 1)))
-        start = int(draw.integers(0, len(words) - number + 1))
-        pieces.append(" ".join(words[start : start + number]))
+        wanted = int(draw.integers(least, most + 1))
+        number = min(wanted, len(words))
+        last = len(words) - number
+        start = int(draw.integers(0, last + 1))
+        stop = start + number
+        pieces.append(" ".join(words[start:stop]))
     return pieces
 
 
@@ -44,15 +54,25 @@ def own_found(
         similar: (V, M) of pieces to documents, of which the first V are their own texts.
         part: places of documents; a piece's own text counts as one of them.
     """
-    own = np.diagonal(similar)[:, None]
-    return (similar[:, part] > own).sum(1)
+    own = np.diagonal(similar)
+    nearer = similar[:, part] > own[:, None]
+    return nearer.sum(1)
 
 
 def scores_at(before: np.ndarray) -> dict[str, np.ndarray]:
     """Score the only relevant document, given how many come before it (V,): each of `METRICS`, (V,)."""
+    first = before < 1.0
     seen = before < TOP
     gains = seen / np.log2(2 + before)
-    return {"recall1": before < 1.0, "recall10": 1.0 * seen, "ndcg10": gains}
+    return {"recall1": first, "recall10": 1.0 * seen, "ndcg10": gains}
+
+
+class Ranks(NamedTuple):
+    """How many documents of a part of the pool come before each piece's own text, (V,), by each search."""
+
+    mapped: np.ndarray
+    new: np.ndarray
+    old: np.ndarray
 
 
 def forecast_by_pieces(
@@ -71,73 +91,85 @@ def forecast_by_pieces(
     """
     pieces, documents = made.new.shape
     draw = np.random.default_rng(seed)
-    sizes, parts = [], []
+    sizes = []
+    ranks = []
     for divisor in PARTS:
-        part = draw.permutation(documents)[: documents // divisor]
+        order = draw.permutation(documents)
+        part = order[: documents // divisor]
         sizes.append(len(part))
-        parts.append([own_found(table, part) for table in made])
+        ranks.append(_ranks_in(made, part))
     line = line_to(np.log(sizes), np.log(size))
-    queries = len(found["recall1"])
-    known = _strata_of(found)
-    weights = _weights(draw, pieces)
-    drawn_known = _weights(draw, queries) @ known
+
+    strata = _strata_of(found)
+    weights = resampled(draw, pieces)
+    drawn_shares = resampled(draw, len(strata)) @ strata
+    alike = np.full((1, pieces), 1 / pieces)
+    shares = strata.mean(0, keepdims=True)
     foretold = {}
     for metric in METRICS:
-        alike = np.full((1, pieces), 1 / pieces)
-        (value,) = _ratio(parts, metric, line, alike, known.mean(0)[None])
-        drawn = _ratio(parts, metric, line, weights, drawn_known)
-        low, high = np.quantile(drawn, [0.025, 0.975])
-        foretold[metric] = Estimate(float(value), float(low), float(high))
+        (value,) = _ratio(ranks, metric, line, alike, shares)
+        drawn = _ratio(ranks, metric, line, weights, drawn_shares)
+        foretold[metric] = estimate(value, drawn)
     return foretold
 
 
-def _weights(draw: np.random.Generator, rows: int) -> np.ndarray:
-    """Return the weight of each row in each resampling: (DRAWS, rows)."""
-    return draw.multinomial(rows, np.full(rows, 1 / rows), DRAWS) / rows
+def _ranks_in(made: Search, part: np.ndarray) -> Ranks:
+    """Rank each piece's own text among a part of the pool."""
+    mapped = own_found(made.mapped, part)
+    new = own_found(made.new, part)
+    old = own_found(made.old, part)
+    return Ranks(mapped, new, old)
 
 
 def _strata_of(found: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return whether a relevant document is first, among the next nine, or later: (Q, 3)."""
     first = found["recall1"] > 0
     seen = found["recall10"] > 0
-    return np.stack([first, seen & ~first, ~seen], 1).astype(float)
+    next_nine = seen & ~first
+    strata = np.stack([first, next_nine, ~seen], 1)
+    return strata.astype(float)
 
 
 def _ratio(
-    parts: Sequence[Sequence[np.ndarray]],
+    ranks: Sequence[Ranks],
     metric: str,
     line: np.ndarray,
     weights: np.ndarray,
-    known: np.ndarray,
+    shares: np.ndarray,
 ) -> np.ndarray:
     """Return what is found through the map over what the new model finds, at the size of the index: (D,).
 
     Args:
-        parts: of the pool: how many documents come before each piece's own, through the map, by the new model and by
-            the old one.
+        ranks: in each part of the pool.
         metric: out of `METRICS`.
         line: weight of each part, see `line_to`.
         weights: (D, V) of pieces.
-        known: (D, 3) shares of judged queries in each stratum.
+        shares: (D, 3) of judged queries in each stratum.
     """
-    shares = []
-    for place in (0, 1):
-        measured = []
-        for part in parts:
-            strata = _strata_of(scores_at(part[2]))
-            values = scores_at(part[place])[metric]
-            measured.append(_stratified(values, strata, weights, known))
-        shares.append(share(line @ log_odds(np.array(measured))))
-    return shares[0] / shares[1]
+    through, alone = [], []
+    for part in ranks:
+        strata = _strata_of(scores_at(part.old))
+        mapped = scores_at(part.mapped)[metric]
+        new = scores_at(part.new)[metric]
+        through.append(_stratified(mapped, strata, weights, shares))
+        alone.append(_stratified(new, strata, weights, shares))
+    return _at_size(through, line) / _at_size(alone, line)
+
+
+def _at_size(measured: Sequence[np.ndarray], line: np.ndarray) -> np.ndarray:
+    """Return the share, measured (D,) in each part of the pool, at the size of the index: (D,)."""
+    logits = log_odds(np.array(measured))
+    return share(line @ logits)
 
 
 def _stratified(
-    values: np.ndarray, strata: np.ndarray, weights: np.ndarray, known: np.ndarray
+    values: np.ndarray, strata: np.ndarray, weights: np.ndarray, shares: np.ndarray
 ) -> np.ndarray:
     """Return Σ p(s) m(s) for each of the weights (D, V); a stratum without pieces has the mean of all."""
+    column = values[:, None]
     there = weights @ strata
-    sums = weights @ (values[:, None] * strata)
-    means = np.where(
-        there > 0, sums / np.maximum(there, 1e-12), weights @ values[:, None]
-    )
-    return (known * means).sum(1)
+    sums = weights @ (column * strata)
+    means = sums / np.maximum(there, 1e-12)
+    mean = weights @ column
+    means = np.where(there > 0, means, mean)
+    return (shares * means).sum(1)

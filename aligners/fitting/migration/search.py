@@ -16,6 +16,8 @@ AT_ONCE = 2**24  # similarities that are held at a time
 DRAWS = 1000
 METRICS = ("recall1", "recall10", "ndcg10")
 
+# ---------------------------------------------------------------------- search
+
 
 def nearest(
     queries: np.ndarray,
@@ -41,17 +43,20 @@ def nearest(
     """
     _check_index(queries, index, k)
     asked = _rows(queries, similarity, device)
-    values = torch.full((len(asked), 0), -torch.inf, device=device)
-    places = torch.zeros((len(asked), 0), dtype=torch.long, device=device)
-    step = max(k, AT_ONCE // max(1, len(asked)))
+    number = len(asked)
+    values = torch.zeros(number, 0, device=device)
+    places = torch.zeros(number, 0, dtype=torch.long, device=device)
+    step = max(k, AT_ONCE // max(1, number))
     for start in range(0, len(index), step):
-        part = _rows(index[start : start + step], similarity, device)
+        stop = start + step
+        part = _rows(index[start:stop], similarity, device)
         similar = asked @ part.T
         found, at = _largest(similar, k)
+        # the best so far, and the best of this part
         values = torch.cat([values, found], 1)
-        places = torch.cat([places, at + start], 1)
-        values, best = _largest(values, k)
-        places = places.gather(1, best)
+        places = torch.cat([places, start + at], 1)
+        values, at = _largest(values, k)
+        places = places.gather(1, at)
     return places.cpu().numpy()
 
 
@@ -63,13 +68,15 @@ def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_index(queries: np.ndarray, index: np.ndarray, k: int) -> None:
-    if len(index) < k:
+    documents, width = index.shape
+    if documents < k:
         raise UserError(
-            f"Expected at least {k} documents in the index, but got {len(index)}. Give more texts."
+            f"Expected at least {k} documents in the index, but got {documents}. Give more texts."
         )
-    if queries.shape[1] != index.shape[1]:
+    asked = queries.shape[1]
+    if asked != width:
         raise UserError(
-            f"Expected queries of the width of the index, {index.shape[1]}, but got {queries.shape[1]}."
+            f"Expected queries of the width of the index, {width}, but got {asked}."
         )
 
 
@@ -77,10 +84,14 @@ def _rows(
     vectors: np.ndarray, similarity: Similarity, device: torch.device | str
 ) -> Tensor:
     """Return vectors as float32 rows on a device, of length 1 for the cosine."""
-    rows = torch.from_numpy(np.array(vectors, np.float32)).to(device)
+    single = np.array(vectors, np.float32)
+    rows = torch.from_numpy(single).to(device)
     if similarity == "cosine":
         rows = normalize(rows, dim=1)
     return rows
+
+
+# ---------------------------------------------------------------------- scores
 
 
 def scores(
@@ -95,17 +106,40 @@ def scores(
         found: (Q, 10) places of documents, the nearest first.
         relevant: for each query, place of a relevant document -> its gain, above 0.
     """
-    discounts = 1 / np.log2(np.arange(2, TOP + 2))
     columns: dict[str, list[float]] = {name: [] for name in METRICS}
     for row, wanted in zip(found, relevant, strict=True):
-        gains = np.array([wanted.get(int(place), 0.0) for place in row[:TOP]])
-        best = np.sort(np.array(list(wanted.values())))[::-1][:TOP]
+        gains = _gains(row, wanted)
+        best = _best_gains(wanted)
         hits = gains > 0
         columns["recall1"].append(float(hits[0]))
         columns["recall10"].append(hits.sum() / len(best))
-        ideal = best @ discounts[: len(best)]
-        columns["ndcg10"].append(float(gains @ discounts / ideal))
+        columns["ndcg10"].append(_discounted(gains) / _discounted(best))
     return {name: np.array(values) for name, values in columns.items()}
+
+
+def _gains(row: np.ndarray, wanted: Mapping[int, float]) -> np.ndarray:
+    """Return the gain of each document that was found, 0 for what is not relevant: (10,)."""
+    gains = []
+    for place in row[:TOP]:
+        gain = wanted.get(int(place), 0.0)
+        gains.append(gain)
+    return np.array(gains)
+
+
+def _best_gains(wanted: Mapping[int, float]) -> np.ndarray:
+    """Return the largest gains, at most ten, the largest first."""
+    gains = sorted(wanted.values(), reverse=True)
+    return np.array(gains[:TOP])
+
+
+def _discounted(gains: np.ndarray) -> float:
+    """Return the sum of gains, each divided by log2(1 + place)."""
+    place = 1 + np.arange(len(gains))
+    discounts = 1 / np.log2(1 + place)
+    return float(gains @ discounts)
+
+
+# ---------------------------------------------------------------------- intervals
 
 
 class Estimate(NamedTuple):
@@ -114,6 +148,21 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def estimate(value: float, drawn: np.ndarray) -> Estimate:
+    """Return a value with the interval of its resamplings (D,); without one if any of these is not finite."""
+    if not np.isfinite(drawn).all():
+        return Estimate(float(value), np.nan, np.nan)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(float(value), float(low), float(high))
+
+
+def resampled(draw: np.random.Generator, rows: int) -> np.ndarray:
+    """Return the weight of each row in each resampling, (DRAWS, rows)."""
+    alike = np.full(rows, 1 / rows)
+    times = draw.multinomial(rows, alike, DRAWS)
+    return times / rows
 
 
 class Resampling:
@@ -126,22 +175,17 @@ class Resampling:
 
     def __init__(self, queries: int, seed: int) -> None:
         draw = np.random.default_rng(seed)
-        share = np.full(queries, 1 / queries)
-        self._weights = draw.multinomial(queries, share, DRAWS) / queries
+        self._weights = resampled(draw, queries)
 
     def mean(self, values: np.ndarray) -> Estimate:
         """Return the mean of values (Q,)."""
-        return _estimate(values.mean(), self._weights @ values)
+        drawn = self._weights @ values
+        return estimate(values.mean(), drawn)
 
     def ratio(self, values: np.ndarray, ceiling: np.ndarray) -> Estimate:
         """Return the mean of values (Q,) over that of others (Q,); NaN where the latter is 0."""
+        above = self._weights @ values
+        below = self._weights @ ceiling
         with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = (self._weights @ values) / (self._weights @ ceiling)
-            return _estimate(values.mean() / ceiling.mean(), drawn)
-
-
-def _estimate(value: float, drawn: np.ndarray) -> Estimate:
-    if not np.isfinite(drawn).all():
-        return Estimate(float(value), np.nan, np.nan)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(float(value), float(low), float(high))
+            value = values.mean() / ceiling.mean()
+            return estimate(value, above / below)

@@ -1,6 +1,6 @@
 """Maps the vectors of an index, a part at a time, into files that searches read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def map_index(
     """
     number = count(index)
     written = []
-    writers = {
+    writers: dict[str, Callable[..., None]] = {
         "npy": _write_npy,
         "parquet": _write_parquet,
         "faiss": partial(_write_faiss, similarity=similarity),
