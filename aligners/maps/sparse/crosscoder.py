@@ -13,6 +13,7 @@ from aligners.maps.sparse.selection import (
     least_kept,
     least_kept_of_gaussians,
     products,
+    sums_of_rows,
 )
 
 EXPANSION = 16  # latents by width
@@ -104,6 +105,7 @@ class Crosscoder(nn.Module):
         if penalty is None:
             penalty = PENALTY
 
+        self.sites = sites
         self.widths = tuple(widths)
         self.latents = latents
         self.active = active
@@ -223,13 +225,13 @@ class Crosscoder(nn.Module):
             return positive
         return positive * (positive * self.norms() > self.threshold)
 
-    def decode(self, codes: Tensor) -> list[Tensor]:
-        """Scaled states of all models from codes (S, N, m): (S, N, d_i) each."""
+    def decode(self, codes: Tensor, most: int | None = None) -> list[Tensor]:
+        """Scaled states of all models from codes (S, N, m), of which `most` are not zero: (S, N, d_i) each."""
         decoders = [self.decoder(model) for model in range(len(self.widths))]
         if self.selection == "l1":  # which keeps about half of all latents at first
             sums = [codes @ decoder for decoder in decoders]
         else:
-            sums = products(codes, decoders)
+            sums = products(codes, decoders, most)
         states = []
         for added, shift in zip(sums, self.shifts, strict=True):
             states.append(added + shift)
@@ -243,11 +245,16 @@ class Crosscoder(nn.Module):
         positive = self.positive(states)
         norms = self.norms()
         codes = positive
-        penalty = positive.new_zeros(())
+        most = None
+        nothing = positive.new_zeros(())
+        penalty = nothing
         if self.selection == "batch_topk":
             sizes = (positive * norms).detach()
             least = least_kept(sizes, self.active)
-            codes = positive * (sizes >= least)
+            # NaN is not kept: it would take the places of other sites' codes
+            codes = torch.where(sizes >= least, positive, nothing)
+            # equal rows have equal sizes, of which the last place may keep one each
+            most = self.sites * positive.shape[1] * (self.active + 1)
         else:
             risen = ((self.steps + 1) / PENALTY_RISE).clamp(max=1)
             sums = (positive * norms).sum(2).mean(1)
@@ -256,7 +263,7 @@ class Crosscoder(nn.Module):
             self._count(codes)
 
         residuals = []
-        for x, again in zip(states, self.decode(codes), strict=True):
+        for x, again in zip(states, self.decode(codes, most), strict=True):
             residuals.append(x - again)
         fvu = sum((mean_square(residual) for residual in residuals), start=penalty)
         return fvu + self._auxiliary_loss(positive, residuals)
@@ -279,7 +286,7 @@ class Crosscoder(nn.Module):
         if not self.auxiliary:
             return nothing
         dead = self.dead()
-        most = int(dead.sum(1).max())
+        most = most_of(dead)
         if not most:
             return nothing
         # the dead ones of each site first; those beyond a site's own number have the code 0
@@ -289,17 +296,19 @@ class Crosscoder(nn.Module):
         codes = codes * among[:, None]
         kept = min(most, max(1, max(self.widths) // 2))
         largest = codes.topk(kept, 2)
-        codes = torch.zeros_like(codes).scatter(2, largest.indices, largest.values)
 
-        loss = positive.new_zeros(())
+        before = self.latents * torch.arange(self.sites, device=dead.device)
+        numbers = numbers + before[:, None]  # counted through all sites
+        chosen = _beside(numbers, codes, 1).gather(2, largest.indices).flatten()
+        values = largest.values.flatten()
+        first = torch.arange(0, len(chosen), kept, device=dead.device)
+        loss = nothing
         for model, residual in enumerate(residuals):
-            decoder = self.decoder(model)
-            decoder = decoder.gather(1, _beside(numbers, decoder, 2))
             left = residual.detach()
+            again = sums_of_rows(self.decoder(model), chosen, values, first)
             total = mean_square(left).clamp(min=1e-30)
-            loss = loss + mean_square(left - codes @ decoder) / total
-        any_dead = among.any(1)
-        return self.auxiliary * loss * any_dead
+            loss = loss + mean_square(left - again.view_as(left)) / total
+        return self.auxiliary * loss * dead.any(1)
 
     @torch.no_grad()
     def settle(self, states: Sequence[Tensor]) -> None:
@@ -319,6 +328,13 @@ class Crosscoder(nn.Module):
         share = (1 / self.measured).clamp(min=1 / REMEMBERED)
         moved = self.threshold + share * (least - self.threshold)
         self.threshold.copy_(moved)
+
+
+def most_of(dead: Tensor) -> int:
+    """At least the largest number of dead latents (S, m) of a site: it itself, where reading it waits for nothing."""
+    if dead.device.type == "cpu":
+        return int(dead.sum(1).max())
+    return dead.shape[1]
 
 
 def ranks() -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +26,14 @@ def least_kept(sizes: Tensor, active: int) -> Tensor:
     """
     _, rows, latents = sizes.shape
     below = rows * (latents - active)
+    flat = sizes.detach().flatten(1)
     # from below: a selection takes less time than a sort of what is kept
-    least = sizes.flatten(1).kthvalue(below + 1).values
+    if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
+        # which takes an eighth of the time that kthvalue takes
+        ordered = np.partition(flat.numpy(), below, axis=1)
+        least = torch.from_numpy(ordered[:, below].copy())
+    else:
+        least = flat.kthvalue(below + 1).values
     return least[:, None, None]
 
 
@@ -53,29 +60,53 @@ def least_kept_of_gaussians(mean: Tensor, deviation: Tensor, active: int) -> Ten
     return high
 
 
-def products(codes: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+def products(
+    codes: Tensor, weights: Sequence[Tensor], most: int | None = None
+) -> list[Tensor]:
     """Return codes @ W for several W by adding up the rows of active latents alone, which are few.
 
     Args:
         codes: (S, N, m).
         weights: (S, m, d) each.
+        most: how many codes are not zero, at most; any beyond are left out. A GPU then does not have to tell their
+            number to the host, which would wait for it. Default: all count.
 
     Returns:
         (S, N, d) each.
     """
     sites, rows, latents = codes.shape
     active = codes != 0
-    site, row, latent = active.nonzero(as_tuple=True)
+    if most is None:
+        places = active.nonzero()
+        values = codes[tuple(places.T)]
+    else:
+        places = active.nonzero_static(size=most, fill_value=-1)
+        values = codes[tuple(places.T)] * (places[:, 0] >= 0)
+        places = places.clamp(min=0)
     number = active.sum(2).flatten()
     first = number.cumsum(0) - number
+    rows_of_all = places[:, 0] * latents + places[:, 2]
     sums = []
     for weight in weights:
-        sum_of_rows = nn.functional.embedding_bag(
-            site * latents + latent,
-            weight.flatten(0, 1),
-            first,
-            mode="sum",
-            per_sample_weights=codes[site, row, latent],
-        )
-        sums.append(sum_of_rows.view(sites, rows, -1))
+        added = sums_of_rows(weight, rows_of_all, values, first)
+        sums.append(added.view(sites, rows, -1))
     return sums
+
+
+def sums_of_rows(
+    weight: Tensor, chosen: Tensor, values: Tensor, first: Tensor
+) -> Tensor:
+    """Add up rows of all sites' weights (S, m, d), each times a value.
+
+    Args:
+        weight: of which.
+        chosen: n numbers of rows, counted through all sites.
+        values: n factors.
+        first: of each sum, its first place among the n; the last sum ends with them.
+
+    Returns:
+        (sums, d).
+    """
+    return nn.functional.embedding_bag(
+        chosen, weight.flatten(0, 1), first, mode="sum", per_sample_weights=values
+    )

@@ -243,3 +243,39 @@ def test_what_is_a_models_own_stays_exactly_zero_for_the_others(models: int) -> 
 def test_options_that_cannot_be_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("own", [0.0, 0.25])
+def test_a_step_waits_for_no_number_of_a_gpu(own: float) -> None:
+    crosscoder = made(2, own=own, auxiliary=0.5).to("meta")  # whose tensors have no numbers to read
+    given = [x.to("meta") for x in states(2)]
+    crosscoder.loss(given).sum().backward()
+    crosscoder.settle(given)
+    with pytest.raises(RuntimeError, match="item"):
+        crosscoder.since.sum().item()
+
+
+def test_dead_latents_are_fitted_alike_where_their_number_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr("aligners.maps.sparse.crosscoder.most_of", lambda dead: LATENTS)
+        crosscoder, given = made(2, dead_after=100, auxiliary=0.5).eval(), states(2)
+        crosscoder.since[0, [1, 4, 7, 9, 20]] = 100
+        loss = crosscoder.loss(given)
+        loss.sum().backward()
+        results.append([loss, *(weight.grad for weight in crosscoder.parameters())])
+    for known, unknown in zip(*results, strict=True):
+        torch.testing.assert_close(known, unknown)
+
+
+def test_equal_rows_and_a_lost_site_leave_the_others_codes_alone() -> None:
+    crosscoder, given = made(2), states(2)
+    same = [x[:, :1].expand(-1, ROWS, -1).clone() for x in given]
+    loss = crosscoder.loss(same)
+    torch.testing.assert_close(loss, crosscoder.loss([x[:, :1] for x in given]))
+    for x in same:
+        x[0] = torch.nan
+    lost = crosscoder.loss(same)
+    assert lost.isnan().tolist() == [True, False]
+    assert lost[1] == loss[1]
