@@ -69,6 +69,21 @@ def test_unrelated_rows_are_at_chance_and_said(tmp_path: Path) -> None:
     assert any("the same texts, in the same order" in caution for caution in made.cautions)
 
 
+def test_rows_in_another_order_are_said(tmp_path: Path) -> None:
+    old = meant(N)
+    shuffled = (old @ TURN)[np.random.default_rng(1).permutation(N)]
+    made = study(saved(tmp_path / "old", texts=old), saved(tmp_path / "new", texts=shuffled), texts())
+    assert any("the same texts, in the same order" in caution for caution in made.cautions)
+
+
+def test_fewer_documents_than_are_looked_at_are_refused(tmp_path: Path) -> None:
+    judged = read_judged(judged_files(tmp_path / "beir", 9, 5))
+    rows = {"texts": meant(N), "corpus": meant(9), "queries": meant(5)}
+    place = saved(tmp_path / "both", **rows)
+    with pytest.raises(UserError, match="at least 10 documents in the index, but got 9"):
+        study(place, place, texts(), judged)
+
+
 def test_widths_that_differ_leave_chance_and_maps_that_can_be(tmp_path: Path) -> None:
     old = meant(N)
     wide = np.concatenate([old, np.tanh(old)], 1)

@@ -10,7 +10,7 @@ import torch
 from aligners.errors import UserError
 from aligners.fitting.migration import serving, vector_files
 from aligners.fitting.migration.search import Similarity
-from aligners.fitting.migration.serving import check_outputs, map_index
+from aligners.fitting.migration.serving import check_outputs, count, map_index, mapped_parts
 from aligners.fitting.migration.vector_maps import MAPS, NETWORKS, Pairs, VectorMap, fit_vectors
 
 DRAW = np.random.default_rng(0)
@@ -95,6 +95,32 @@ def test_a_file_is_whole_or_not_there(fitted: VectorMap, tmp_path: Path, monkeyp
         map_index(fitted, tmp_path / "index.npy", tmp_path, ["parquet"])
     with pytest.raises(UserError, match="`outputs`"):
         check_outputs(["csv"])
+
+
+def test_an_index_of_any_size_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 GiB that take no place on the disk: the first parts come without the rest."""
+    monkeypatch.setattr(serving, "AT_ONCE", 64)
+    made = fit_vectors("procrustes", Pairs(ROWS, ROWS), Pairs(ROWS, ROWS), normalised=False)
+    rows = 2**31
+    path = tmp_path / "index.npy"
+    with path.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 8)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 32 * rows)
+    assert count(path) == rows
+    parts = mapped_parts(made, path, rows)
+    for _ in range(3):
+        mapped, ids = next(parts)
+        assert ids is None
+        np.testing.assert_allclose(mapped, np.tile(made.offset.numpy(), (64, 1)))
+
+
+def test_float16_that_overflowed_is_refused(fitted: VectorMap, tmp_path: Path) -> None:
+    with np.errstate(over="ignore"):
+        np.save(tmp_path / "index.npy", (1e5 * ROWS).astype(np.float16))
+    with pytest.raises(UserError, match="float16 ends at 65,504"):
+        map_index(fitted, tmp_path / "index.npy", tmp_path, ["npy"])
+    assert not (tmp_path / "mapped.npy").exists()
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
