@@ -11,12 +11,14 @@ from torch import Tensor
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, Rows
 from aligners.datamodules.rows.row_types import types_of
+from aligners.datamodules.rows.shown_rows import shown_rows
 from aligners.datamodules.task_targets import Targets, TaskBatch
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.map_errors import FarErrors, squared_distances, squared_errors
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.comparing import precision
+from aligners.injection.comparing.changed_latents import ChangedLatents
 from aligners.injection.comparing.compared_rows import function_of, site_rows
 from aligners.injection.comparing.read_answers import (
     Asked,
@@ -39,6 +41,7 @@ from aligners.injection.scoring.scores import Row, Sums, per_text_sums
 from aligners.injection.scoring.task_scores import chosen, unit_losses
 from aligners.maps.linear import Affine, Permutation, Procrustes, Ridge
 from aligners.maps.solvers import ridge_regression
+from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments, MomentsMetric
 
@@ -79,7 +82,8 @@ class Compared(NamedTuple):
         meta: what holds for all rows, as plain values: the verdict, precision, floors, answers, what was left out.
         rows: one row for each site pair and map: the unexplained variance, floor and tolerance, and the cost of OLD's
             states in NEW.
-        report_tables: `function`, `weights`, `floors`, `texts`, `tokens`, `types` and `directions`.
+        report_tables: `function`, `weights`, `floors`, `texts`, `tokens`, `types`, `directions` and, with a
+            `dictionary`, `latents`.
         vectors: site of NEW -> (k, d) directions of the residual there, of unit length, in order of their share.
     """
 
@@ -129,6 +133,8 @@ class Comparison:
         batch_size: texts that are read together.
         seed: seed of masks, of the batches' order, and of the resampling of texts.
         track: shows the progress of a pass.
+        dictionary: a sparse dictionary of both models, of which the latents are named that the change lies in.
+        dictionary_pairs: its site pairs, each one of `pairs`.
 
     Raises:
         ValueError: too few texts for the maps, no rows in common, or an option is out of its range.
@@ -149,6 +155,8 @@ class Comparison:
     batch_size: int = 32
     seed: int = 0
     track: Track = lambda batches, what: iter(batches)
+    dictionary: SparseAligner | None = None
+    dictionary_pairs: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         check_known(MAPS, maps=self.maps)
@@ -462,6 +470,8 @@ class Comparison:
         tables = {"function": function, "weights": weights}
         tables["floors"] = self._floor_rows(floors_of_variants)
         tables |= _joined_tables(left)
+        if self.dictionary is not None:
+            tables["latents"] = self._changed_latents(self.dictionary)
         vectors = {one.site: one.vectors for one in left}
         return Compared(verdict, self._meta(verdict, weights), rows, tables, vectors)
 
@@ -600,6 +610,21 @@ class Comparison:
             texts.append(torch.tensor(numbers)[rows.owner])
             tokens.append(rows.place)
         return Left(torch.cat(states), torch.cat(texts), torch.cat(tokens))
+
+    def _changed_latents(self, dictionary: SparseAligner) -> list[Row]:
+        """Return the latents of a dictionary that the change lies in, at its sites."""
+        tokenizer = cast(Any, self.old.tokenizer)
+        shown = shown_rows(self.kind, self.held, self.texts, tokenizer)
+        places = [list(self.pairs).index(pair) for pair in self.dictionary_pairs]
+        changed = ChangedLatents(dictionary.to(self.old.device), shown)
+        for numbers in self.track(self._batches(self.held), "Reading latents"):
+            batch = self.held[numbers]
+            rows = self.readers[0].rows_of(batch)
+            x, y = self._both(batch)
+            text = torch.tensor(numbers)[rows.owner].to(x.device)
+            place = rows.place.to(x.device)
+            changed.update(x[places], y[places], text, place)
+        return changed.table([site for _, site in self.dictionary_pairs])
 
 
 def _summed(values: Mapping[str, Tensor], where: Rows | Targets) -> Sums:

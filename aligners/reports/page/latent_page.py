@@ -3,20 +3,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from markupsafe import Markup
-from torch import Tensor
 
-from aligners.datamodules.rows.shown_rows import ShownRows
 from aligners.files.atomic import write_text
+from aligners.injection.latents.latent_texts import LatentTexts, rounded
 from aligners.reports.names import WORDS, site_names
 from aligners.reports.page.run_page import models_of, versions_of
 from aligners.reports.report import Row, distinct, is_known
 from aligners.reports.templates import page
-from aligners.similarity.latents.contexts import AROUND, Contexts
-from aligners.similarity.latents.token_shares import TopTokens
+from aligners.similarity.latents.contexts import AROUND
 
 PAGE = "latents.html"
 MOST = 12_000  # latents on a page
@@ -24,6 +21,8 @@ DRAWN = 50  # of them at a time
 # Columns that a page shows and sorts by, as far as rows have them; by the first one at first.
 COLUMNS = (
     "recovered",
+    "variance_x",
+    "variance_y",
     "fired",
     "norm",
     "nu_error",
@@ -31,68 +30,10 @@ COLUMNS = (
     "p_own",
     "p_shared",
     "correlation",
+    "seeds",
 )
-LEVELS = 9  # of shading, beside none
 # In JSON within a script, so that no text ends the script.
 IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-
-
-class LatentTexts(NamedTuple):
-    """What the latents of S dictionaries of m latents fire on.
-
-    Attributes:
-        contexts: their largest codes.
-        tokens: the tokens with the most of their codes.
-        shown: what the rows of the texts read.
-    """
-
-    contexts: Contexts
-    tokens: TopTokens
-    shown: ShownRows
-
-    def top_tokens(self, site: int, latent: int) -> str:
-        """List the top tokens of a latent with their shares: `cat 62%, dog 20%`."""
-        said = []
-        for token, share in self._tokens(site, latent):
-            said.append(f"{self.shown.strings[token].strip()} {share:.0%}")
-        return ", ".join(said)
-
-    def top_context(self, site: int, latent: int) -> str:
-        """Return the text around the largest code of a latent; empty where it never fires."""
-        text = int(self.contexts.text[site, latent, 0])
-        if text < 0:
-            return ""
-        place = int(self.contexts.place[site, latent, 0])
-        return self.shown.around(text, place, AROUND)
-
-    def _tokens(self, site: int, latent: int) -> list[tuple[int, float]]:
-        tokens = self.tokens.token[site, latent].tolist()
-        shares = self.tokens.share[site, latent].tolist()
-        pairs = zip(tokens, shares, strict=True)
-        return [(token, share) for token, share in pairs if token >= 0]
-
-    def packed(self, site: int, latent: int) -> list[Any]:
-        """Return the top tokens and contexts of a latent as plain values, as the page's script reads them."""
-        tokens = []
-        for token, share in self._tokens(site, latent):
-            tokens.append([token, round(share, 3)])
-        code, text, place, window, _ = self.contexts
-        levels = _levels(window[site, latent])
-        contexts = []
-        for rank, number in enumerate(text[site, latent].tolist()):
-            if number < 0:
-                break
-            at = int(place[site, latent, rank])
-            value = float(code[site, latent, rank])
-            contexts.append([number, at, _short(value, 3), levels[rank]])
-        return [tokens, contexts]
-
-
-def _levels(windows: Tensor) -> list[str]:
-    """Return a digit for each code of the windows of a latent, (n, W): 0 for none, then by ninths of the largest."""
-    largest = windows.max().clamp(min=torch.finfo(windows.dtype).tiny)
-    levels = (windows / largest * LEVELS).ceil().long()
-    return ["".join(map(str, window)) for window in levels.tolist()]
 
 
 def write_latent_page(
@@ -161,7 +102,7 @@ def _data(
             token[0] = strings.of(token[0])
         for context in contexts:
             context[0] = of_texts.of(context[0])
-        numbers = [_short(row[name]) for name in columns]
+        numbers = [rounded(row[name]) for name in columns]
         verdict = verdicts.index(row["verdict"])
         latents.append([place, row["latent"], verdict, numbers, tokens, contexts])
     written = []
@@ -195,10 +136,3 @@ class _Numbers:
             self._new[old] = len(self.every)
             self.every.append(old)
         return self._new[old]
-
-
-def _short(value: float | None, digits: int = 4) -> float | None:
-    """Return a number with a few digits, which JSON can hold."""
-    if value is None or value != value:
-        return None
-    return float(f"{value:.{digits}g}")

@@ -52,6 +52,7 @@ OFTEN, MOST_TYPES = (
     2,
     3,
 )  # times the mean of a row, above which a type is named, and how many are
+MOST_LATENTS = 3  # named in a sentence
 NO_WEIGHTS = (
     "Weights are not compared: the architectures differ, or some are quantised."
 )
@@ -68,6 +69,7 @@ def report(
     tokens: Sequence[Row] = (),
     texts: Sequence[Row] = (),
     directions: Sequence[Row] = (),
+    latents: Sequence[Row] = (),
 ) -> Report:
     """Make the report.
 
@@ -81,6 +83,7 @@ def report(
         tokens: likewise.
         texts: likewise.
         directions: of what differs.
+        latents: of a dictionary of both models, those that the change lies in.
     """
     shown = with_short_names(rows)
     differing = {
@@ -89,6 +92,8 @@ def report(
         "texts": texts,
         "directions": directions,
     }
+    if latents:
+        differing["latents"] = latents
     screen = [_sites(shown), *map(_answers, function)]
     if weights:
         screen.append(_weights(weights))
@@ -102,7 +107,9 @@ def report(
         figures={"comparison": partial(_figure, shown)},
         screen=screen,
         lead=lead(meta, shown, function, types),
-        sentences=beside_far_rows(shown) + _details(meta, function, weights),
+        sentences=_on_latents(meta, latents)
+        + beside_far_rows(shown)
+        + _details(meta, function, weights),
     )
 
 
@@ -213,6 +220,33 @@ def _on_answers(function: Sequence[Row], *, same: bool) -> str:
         return f"{said} The loss stays at {old} nats."
     change = in_words(row, "loss_change", "+.4f")
     return f"{said} The loss goes from {old} to {new} nats, a change of {change}."
+
+
+def _on_latents(meta: Row, latents: Sequence[Row]) -> list[str]:
+    """Say which latents the change lies in at each site of a dictionary, if one was given."""
+    if meta.get("latents_of") is None:
+        return []
+    if not latents:
+        return [
+            f"No latent of {meta['latents_of']} explains any of what changed: its latents add the same to both models."
+        ]
+    said = []
+    for site, line in grouped(latents, "site").items():
+        named = []
+        for row in line[:MOST_LATENTS]:
+            tokens = row["top_tokens"] or "no tokens"
+            named.append(f"{row['latent']} ({percentage(row['share'])}; {tokens})")
+        together = percentage(line[0]["together"])
+        said.append(
+            f"At site {site} the change lies in latents {'; '.join(named)}: by number, with the share of the squared "
+            f"difference that each explains alone, and its top tokens. All latents together explain {together}."
+        )
+    if meta["verdict"]["map"] not in (None, "identity"):
+        said.append(
+            "But the new states are also written in other coordinates, and latents are read as both models write them: "
+            "their shares are of the difference without a map."
+        )
+    return said
 
 
 def _details(meta: Row, function: Sequence[Row], weights: Sequence[Row]) -> list[str]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aligners.datamodules.rows.row_types import RowTypes
 from aligners.datamodules.rows.shown_rows import ShownRows
-from aligners.reports.page.latent_page import LatentTexts, write_latent_page
+from aligners.injection.latents.latent_texts import LatentTexts
+from aligners.reports.page.latent_page import write_latent_page
 from aligners.reports.report import Row
 from aligners.similarity.latents.contexts import AROUND, LatentContexts
 from aligners.similarity.latents.token_shares import LatentTokens

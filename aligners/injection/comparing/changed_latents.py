@@ -1,0 +1,107 @@
+"""Which latents of a sparse dictionary of two models the change from one to the other lies in."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.datamodules.rows.shown_rows import ShownRows
+from aligners.injection.latents.latent_texts import LatentTexts
+from aligners.maps.sparse.sparse_aligner import SparseAligner
+from aligners.similarity.latents.contexts import LatentContexts
+from aligners.similarity.latents.dictionary import check_one_space, firing
+from aligners.similarity.latents.token_shares import LatentTokens
+
+Row = dict[str, Any]
+TOP = 10  # latents of a site in the table
+CONTEXTS = 1  # of each latent
+TOKENS = 5
+LEAST = 1e-3  # smallest share of the difference at which a latent is named
+
+
+class ChangedLatents:
+    """Sums over rows how much of NEW minus OLD each latent explains, and keeps what each fires on.
+
+    With f_j the code and D_j = d_y,j − d_x,j the difference of its decoders, latent j adds f_j D_j to the difference
+    δ = y − x − (b_y − b_x). Alone it explains the share Σ (2 f_j D_j·δ − f_j² ‖D_j‖²) / Σ ‖δ‖² of it: at most 1, and
+    below 0 where it adds what others take away again. All latents together explain 1 − Σ ‖δ − Σ_j f_j D_j‖² / Σ ‖δ‖².
+    Rows that have not changed add nothing to the sums.
+
+    Args:
+        dictionary: of both models, of S site pairs.
+        shown: what the rows of the texts read.
+
+    Raises:
+        ValueError: the models' widths differ, or the dictionary is of one model.
+    """
+
+    def __init__(self, dictionary: SparseAligner, shown: ShownRows) -> None:
+        self.aligner = dictionary
+        self.pair = dictionary.paired()
+        check_one_space(self.pair)
+        self.shown = shown
+        sites, latents = dictionary.sites, dictionary.latents
+        device = self.pair.bias_x.device
+        self.alone = torch.zeros(sites, latents, dtype=torch.float64, device=device)
+        self.total = torch.zeros(sites, dtype=torch.float64, device=device)
+        self.left = torch.zeros_like(self.total)
+        self.rows = 0
+        self.contexts = LatentContexts(sites, latents, CONTEXTS).to(device)
+        types = len(shown.strings)
+        self.tokens = LatentTokens(sites, latents, types, TOKENS).to(device)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, y: Tensor, text: Tensor, place: Tensor) -> None:
+        """Add rows, all of a text at once.
+
+        Args:
+            x: (S, N, d) of OLD.
+            y: (S, N, d) of NEW.
+            text: (N,) numbers of the texts.
+            place: (N,) of the rows in their texts.
+        """
+        codes = self.aligner.codes(x, y)
+        self.contexts.update(codes, text, place)
+        types = self.shown.at(text.cpu(), place.cpu())
+        self.tokens.update(codes, types.to(codes.device))
+        self.rows += len(text)
+        for site in range(len(codes)):
+            bias = self.pair.bias_y[site] - self.pair.bias_x[site]
+            difference = y[site].double() - x[site].double() - bias
+            self._add(site, codes[site], difference)
+
+    def _add(self, site: int, codes: Tensor, difference: Tensor) -> None:
+        """Add the difference of some rows (N, d) at a site."""
+        change = self.pair.decoder_y[site] - self.pair.decoder_x[site]
+        entries = firing(codes)
+        along = entries.along(change, difference)
+        length = change.square().sum(1)[entries.latent]
+        explained = 2 * entries.value * along - entries.value**2 * length
+        self.alone[site].index_add_(0, entries.latent, explained)
+        left = difference - entries.rebuilt(change, len(difference))
+        self.total[site] += difference.square().sum()
+        self.left[site] += left.square().sum()
+
+    def table(self, sites: Sequence[int]) -> list[Row]:
+        """Return the latents that explain most at each site, with what they fire on; `sites` are those of NEW."""
+        texts = LatentTexts(self.contexts.compute(), self.tokens.compute(), self.shown)
+        fired = texts.contexts.fired
+        rows = []
+        for place, site in enumerate(sites):
+            total = float(self.total[place])
+            if total == 0:
+                continue
+            shares = self.alone[place] / total
+            together = 1 - float(self.left[place]) / total
+            top = shares.argsort(descending=True, stable=True)[:TOP].tolist()
+            for latent in top:
+                if shares[latent] < LEAST:
+                    break
+                row = {"site": site, "latent": latent, "share": float(shares[latent])}
+                row["together"] = together
+                row["fired"] = int(fired[place, latent]) / self.rows
+                row["top_tokens"] = texts.top_tokens(place, latent)
+                row["context"] = texts.top_context(place, latent)
+                rows.append(row)
+        return rows

@@ -1,0 +1,77 @@
+"""What latents fire on, in words and as plain values: their top tokens, and the texts around their largest codes."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.datamodules.rows.shown_rows import ShownRows
+from aligners.similarity.latents.contexts import AROUND, Contexts
+from aligners.similarity.latents.token_shares import TopTokens
+
+LEVELS = 9  # of shading, beside none
+
+
+class LatentTexts(NamedTuple):
+    """What the latents of S dictionaries of m latents fire on.
+
+    Attributes:
+        contexts: their largest codes.
+        tokens: the tokens with the most of their codes.
+        shown: what the rows of the texts read.
+    """
+
+    contexts: Contexts
+    tokens: TopTokens
+    shown: ShownRows
+
+    def top_tokens(self, site: int, latent: int) -> str:
+        """List the top tokens of a latent with their shares: `cat 62%, dog 20%`."""
+        said = []
+        for token, share in self._tokens(site, latent):
+            said.append(f"{self.shown.strings[token].strip()} {share:.0%}")
+        return ", ".join(said)
+
+    def top_context(self, site: int, latent: int) -> str:
+        """Return the text around the largest code of a latent; empty where it never fires."""
+        text = int(self.contexts.text[site, latent, 0])
+        if text < 0:
+            return ""
+        place = int(self.contexts.place[site, latent, 0])
+        return self.shown.around(text, place, AROUND)
+
+    def _tokens(self, site: int, latent: int) -> list[tuple[int, float]]:
+        tokens = self.tokens.token[site, latent].tolist()
+        shares = self.tokens.share[site, latent].tolist()
+        pairs = zip(tokens, shares, strict=True)
+        return [(token, share) for token, share in pairs if token >= 0]
+
+    def packed(self, site: int, latent: int) -> list[Any]:
+        """Return the top tokens and contexts of a latent as plain values, as the page's script reads them."""
+        tokens = []
+        for token, share in self._tokens(site, latent):
+            tokens.append([token, round(share, 3)])
+        code, text, place, window, _ = self.contexts
+        levels = _levels(window[site, latent])
+        contexts = []
+        for rank, number in enumerate(text[site, latent].tolist()):
+            if number < 0:
+                break
+            at = int(place[site, latent, rank])
+            value = float(code[site, latent, rank])
+            contexts.append([number, at, rounded(value, 3), levels[rank]])
+        return [tokens, contexts]
+
+
+def _levels(windows: Tensor) -> list[str]:
+    """Return a digit for each code of the windows of a latent, (n, W): 0 for none, then by ninths of the largest."""
+    largest = windows.max().clamp(min=torch.finfo(windows.dtype).tiny)
+    levels = (windows / largest * LEVELS).ceil().long()
+    return ["".join(map(str, window)) for window in levels.tolist()]
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """Return a number with a few digits, which JSON can hold."""
+    if value is None or value != value:
+        return None
+    return float(f"{value:.{digits}g}")
