@@ -22,7 +22,7 @@ from aligners.fitting.saved_bank import (
     refuse_other_models,
 )
 from aligners.injection.comparing.comparison import MAPS, Comparison
-from aligners.injection.latents.latent_evaluation import check_same_rows, dictionary_of
+from aligners.injection.latents.stored_dictionary import check_same_rows, dictionary_of
 from aligners.injection.methods import between_two_models
 from aligners.injection.scoring.task_scores import check_labels, match_heads
 from aligners.models.loading.load_models import check_precision
