@@ -1,0 +1,288 @@
+"""What latents of a dictionary do in two frozen models: how much of a change they carry, and what their loss shifts."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
+from aligners.errors import check_range, finite
+from aligners.injection.comparing.read_answers import divergences
+from aligners.injection.latents.choosing import Chosen, FirstOrder, choose, first_order
+from aligners.injection.latents.moving import Move, moved_divergences, moves_of
+from aligners.injection.latents.read_models import (
+    ModelPair,
+    ReadBatch,
+    X,
+    Y,
+    why_not_carried,
+)
+from aligners.injection.latents.removing import QUANTITIES, shift_sums
+from aligners.injection.scoring.scores import (
+    Row,
+    interval,
+    named,
+    per_text_sums,
+    resampled_counts,
+    with_interval,
+)
+from aligners.progress import track
+from aligners.similarity.passes.ranks import ranks, summed, this_rank
+
+LOGITS = 2**25  # of a batch
+ALIKE = 1e-12  # nats, below which a divergence is rounding
+Interval = list[float | None]  # a figure and the ends of its interval
+NOTHING: Interval = [None, None, None]
+SAME_ANSWERS = "both models give the same answers, so that there is no change to carry"
+
+
+class LatentEffects(NamedTuple):
+    """What latents do in both models, on the texts of all ranks; the same on every rank.
+
+    Attributes:
+        attributed: (S, m) share of the divergence that each latent carries to first order; NaN where not measured.
+        rows: one for each measured latent: `place` of the site pair, `latent`, `chosen` ("first" or "random"), `fired`
+            (rows), `attributed`, `recovered`, `correlation`, `correlation_null`, `shift_x` and `shift_y` (nats for each
+            row on which it fires). Intervals are of texts; None where there is no figure.
+        cumulative: one for each number of latents that are moved together: `place`, `moved`, `latents`, `recovered`
+            and, where as many random ones are moved, `random`.
+        meta: `divergence`, the mean KL(Y ‖ X) in nats; `units` and `texts` that it is a mean over; `not_carried`, why
+            nothing is moved, or None.
+    """
+
+    attributed: Tensor
+    rows: list[Row]
+    cumulative: list[Row]
+    meta: Row
+
+
+def latent_effects(
+    pair: ModelPair,
+    texts: TokenisedTexts,
+    numbers: Sequence[int],
+    *,
+    count: int = 20,
+    one_space: bool = False,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> LatentEffects:
+    """Measure what latents do in two frozen models.
+
+    Three questions, each with its floor:
+
+    - recovered: what part of KL(Y ‖ X), the change of the answers, is gone where X's state is moved by what the latent
+      adds to Y's more than to X's, f_j (d_y,j − d_x,j)? First to first order, for all latents; then measured, for the
+      first ones and as many random ones that fire. Beside it, all latents (what the dictionary can do at most) with and
+      without biases, and Y's whole state in place.
+    - correlation: where the latent is taken out of X's and of Y's states, are the shifts of the answers alike? The null
+      takes the direction of another latent out of Y's.
+    - how large those shifts are.
+
+    Nothing depends on the batches or the number of ranks but by rounding.
+
+    Args:
+        pair: the models and their dictionary.
+        texts: held-out texts, which neither the dictionary nor a map was trained on, tokenised for both models.
+        numbers: which of them are read.
+        count: T, latents that are measured at each site; and as many random ones.
+        one_space: whether the states of both models are in one space, as those of a model and its fine-tuning. Without,
+            nothing is moved from one to the other.
+        batch_size: texts that are read together at most; fewer where a vocabulary is large.
+        seed: seed of the random latents and of the resampling of texts.
+
+    Raises:
+        ValueError: an option is out of its range, or as `ModelPair.read` does.
+    """
+    check_range(least=1, count=count, batch_size=batch_size, numbers=len(numbers))
+    reading = _Reading(pair, texts, list(numbers), batch_size)
+    # a Trainer tests in inference mode, in which there are no gradients
+    with torch.inference_mode(False), torch.no_grad():
+        why = why_not_carried(pair, one_space=one_space)
+        found = first_order(pair, reading.batches("Attributing"), slopes=why is None)
+        if found.divergence <= ALIKE * found.units:
+            why = why or SAME_ANSWERS
+            found = found._replace(carried=found.carried + torch.nan)
+        chosen = choose(pair, found, count, seed)
+        measured = _measured(reading, chosen, carried=why is None)
+    meta = {
+        "divergence": finite(found.divergence / max(found.units, 1)),
+        "units": found.units,
+        "texts": len(numbers),
+        "not_carried": why,
+    }
+    rows, cumulative = [], []
+    attributed = found.attributed().cpu()
+    for place, of_site in enumerate(measured):
+        rows += _latent_rows(place, chosen[place], of_site, found, attributed, seed)
+        cumulative += _cumulative_rows(place, of_site, seed)
+    return LatentEffects(attributed, rows, cumulative, meta)
+
+
+class _Reading:
+    """This rank's share of the texts, read batch by batch, the longest first."""
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        texts: TokenisedTexts,
+        numbers: list[int],
+        batch_size: int,
+    ) -> None:
+        self.pair = pair
+        self.texts = texts
+        self.numbers = numbers
+        lengths = texts.lengths[numbers]
+        places = lengths.argsort(descending=True, stable=True)
+        answers = max(model.vocabulary for model in pair.models)
+        if pair.asked.what == "classes":
+            answers = 1
+        most = LOGITS // (int(lengths.max()) * answers)
+        size = max(1, min(batch_size, most))
+        own = places[this_rank() :: ranks()]
+        self.parts = [part for part in own.split(size) if len(part)]
+
+    def batches(self, what: str) -> Iterator[ReadBatch]:
+        """Yield what both models compute on each batch."""
+        for read, _ in self.with_places(what):
+            yield read
+
+    def with_places(self, what: str) -> Iterator[tuple[ReadBatch, Tensor]]:
+        """Yield also the places (B,) of the batch's texts among all that are read."""
+        for part in track(self.parts, what):
+            batch = self.texts[[self.numbers[place] for place in part.tolist()]]
+            yield self.pair.read(batch), part
+
+
+class _OfSite(NamedTuple):
+    """Sums over each of n texts at one site, on the CPU.
+
+    Attributes:
+        moves: what is moved; empty where nothing is.
+        before: (n,) KL(Y ‖ X) with nothing moved.
+        after: (moves, n) with each move.
+        shifts: (T + R, 8, n), see `shift_sums`.
+    """
+
+    moves: list[Move]
+    before: Tensor
+    after: Tensor
+    shifts: Tensor
+
+
+def _measured(
+    reading: _Reading, chosen: Sequence[Chosen], *, carried: bool
+) -> list[_OfSite]:
+    """Move and remove the chosen latents of each site in one pass over the texts."""
+    pair = reading.pair
+    texts = len(reading.numbers)
+    before = torch.zeros(texts, dtype=torch.float64, device=pair.device)
+    tables = []
+    for latents in chosen:
+        moves = moves_of(latents, pair.sizes[1]) if carried else []
+        after = before.new_zeros(len(moves), texts)
+        shifts = before.new_zeros(len(latents.every), len(QUANTITIES), texts)
+        tables.append((moves, after, shifts))
+    for read, places in reading.with_places("Measuring latents"):
+        places = places.to(pair.device)
+        kl = divergences(read.answers[Y], read.answers[X])
+        before[places] = per_text_sums(kl, read.task.targets)
+        for place, (moves, after, shifts) in enumerate(tables):
+            each = moved_divergences(pair, read, place, moves)
+            for number, of_move in enumerate(each):
+                after[number, places] = of_move
+            sums = shift_sums(pair, read, place, chosen[place])
+            for number, of_latent in enumerate(sums):
+                shifts[number][:, places] = of_latent
+    before = summed(before).cpu()
+    measured = []
+    for moves, after, shifts in tables:
+        of_site = _OfSite(moves, before, summed(after).cpu(), summed(shifts).cpu())
+        measured.append(of_site)
+    return measured
+
+
+def _latent_rows(
+    place: int,
+    chosen: Chosen,
+    of_site: _OfSite,
+    found: FirstOrder,
+    attributed: Tensor,
+    seed: int,
+) -> list[Row]:
+    """Make a row for each measured latent of a site."""
+    recovered = _recovered(of_site, seed)
+    correlations = _correlations(of_site.shifts, seed)
+    fired = found.fired[place].long().tolist()
+    totals = of_site.shifts.sum(2)
+    rows = []
+    for number, latent in enumerate(chosen.every.tolist()):
+        kl_x, kl_y, times = totals[number, -3:].tolist()
+        row: Row = {
+            "place": place,
+            "latent": latent,
+            "chosen": "first" if number < len(chosen.first) else "random",
+            "fired": fired[latent],
+            "attributed": finite(attributed[place, latent]),
+        }
+        figures = recovered[number] if of_site.moves else NOTHING
+        row |= named("recovered", figures)
+        row |= correlations[number]
+        row["shift_x"] = kl_x / times
+        row["shift_y"] = kl_y / times
+        rows.append(row)
+    return rows
+
+
+def _recovered(of_site: _OfSite, seed: int) -> list[Interval]:
+    """Return for each move the share of the divergence that is gone, and the ends of its interval over texts."""
+    if not of_site.moves:
+        return []
+    before = of_site.before.expand_as(of_site.after)
+    figures = interval(before - of_site.after, before, seed=seed)
+    each = zip(*figures, strict=True)
+    return [list(map(finite, of_move)) for of_move in each]
+
+
+def _correlations(shifts: Tensor, seed: int) -> list[Row]:
+    """Return the correlation of shifts for each latent with its interval, and that with the null."""
+    counts = resampled_counts(shifts.shape[-1], seed)
+    rows = []
+    for of_latent in shifts:
+        xx, yy, xy, nn, xn = of_latent[:5] @ counts.T
+        correlation = with_interval(xy / (xx * yy).sqrt())
+        row = named("correlation", map(finite, correlation))
+        null = xn[0] / (xx[0] * nn[0]).sqrt()
+        rows.append(row | {"correlation_null": finite(null)})
+    return rows
+
+
+def _cumulative_rows(place: int, of_site: _OfSite, seed: int) -> list[Row]:
+    """Make a row for each number of latents that are moved together at a site, random ones beside the first."""
+    random: dict[int, Interval] = {}
+    rows = []
+    moves = list(zip(of_site.moves, _recovered(of_site, seed), strict=True))
+    for move, figures in moves:
+        if move.what == "random":
+            random[move.size] = figures
+    for move, figures in moves:
+        if move.what in ("one", "random"):
+            continue
+        floor = NOTHING
+        if move.what == "first":
+            floor = random.get(move.size, NOTHING)
+        row = {"place": place, "moved": move.what, "latents": move.size}
+        row |= named("recovered", figures) | named("random", floor)
+        rows.append(row)
+    return rows
+
+
+def choose_texts(texts: TokenisedTexts, most: int | None, seed: int) -> list[int]:
+    """Draw the numbers of texts to read, ascending; all where there are no more than `most`, or it is None."""
+    every = np.arange(len(texts))
+    if most is None or len(every) <= most:
+        return every.tolist()
+    draw = np.random.default_rng(seed)
+    drawn = draw.permutation(every)[:most]
+    return np.sort(drawn).tolist()
