@@ -312,7 +312,12 @@ class Crosscoder(nn.Module):
 
     @torch.no_grad()
     def settle(self, states: Sequence[Tensor]) -> None:
-        """Measure the threshold on some of these scaled states, with the weights as they are now."""
+        """Measure the threshold on some of these scaled states, with the weights as they are now.
+
+        With it all ranks learn which latents fired on any of them.
+        """
+        if ranks() > 1:
+            distributed.all_reduce(self.since, op=distributed.ReduceOp.MIN)
         if self.selection != "batch_topk":
             return
         rows = states[0].shape[1]
@@ -323,7 +328,6 @@ class Crosscoder(nn.Module):
         if ranks() > 1:
             distributed.all_reduce(least)
             least = least / ranks()
-            distributed.all_reduce(self.since, op=distributed.ReduceOp.MIN)
         self.measured.add_(1)
         share = (1 / self.measured).clamp(min=1 / REMEMBERED)
         moved = self.threshold + share * (least - self.threshold)
