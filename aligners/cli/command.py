@@ -34,9 +34,9 @@ from aligners.cli.options import (
 from aligners.cli.parsing import OptionParser
 from aligners.cli.run_loggers import run_loggers, tell_wandb
 from aligners.datamodules.run_identity import NOT_OF_FILES
+from aligners.datamodules.text.recorded_texts import check_options
 from aligners.errors import UserError, check_range
 from aligners.files.atomic import confined, let_write
-from aligners.models.recorded.source_names import check_command
 from aligners.progress import tell
 from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import complete, new_number, unfinished
@@ -330,7 +330,7 @@ class Run:
         self.command.check(made)
         models = getattr(made.get("data"), "frozen_models", None)
         if models is not None:
-            check_command(self.command.kind, models.names)
+            check_options(self.command.kind, models.names, self.options)
         return made
 
     def build(self, kind: Callable[..., Made], *given: Any) -> Made:

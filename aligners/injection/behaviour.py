@@ -25,6 +25,7 @@ from aligners.injection.scoring.task_scores import (
     UnitAnswers,
     agreement,
     batch_answers,
+    batch_divergences,
     chosen,
     one_after_another,
 )
@@ -69,13 +70,24 @@ def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Te
 
 
 def bank_answers(
-    route: Route, batch: TaskBatch, mapped: Tensor
+    route: Route, batch: TaskBatch, mapped: Tensor, own: Tensor | None = None
 ) -> Iterator[UnitAnswers]:
-    """Return the target's answers with mapped rows (S, N, d_y), holding only one site's logits at a time."""
+    """Return the target's answers with mapped rows (S, N, d_y), holding only one site's logits at a time.
+
+    Args:
+        route: from X into Y.
+        batch: the targets of the task on a batch.
+        mapped: states that are put into Y.
+        own: Y's own logits of the whole batch, to compare with; None: nothing is compared.
+    """
     groups = route.target.class_map
     for pair, rows in enumerate(mapped):
         logits = _stitched(route, pair, batch, rows)
-        yield batch_answers(logits, batch.targets, groups)
+        answers = batch_answers(logits, batch.targets, groups)
+        if own is not None:
+            kl = batch_divergences(logits, own, batch.targets, groups)
+            answers = answers._replace(kl=kl)
+        yield answers
 
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
@@ -155,7 +167,7 @@ BEHAVIOUR_COLUMNS = (
     *("score", "score_low", "score_high"),
     *("loss", "penalty", "penalty_low", "penalty_high"),
     *("accuracy_penalty", "score_penalty", "perplexity", "bits_per_byte", "agreement"),
-    "accuracy_source_pooler",
+    *("kl", "kl_low", "kl_high", "accuracy_source_pooler"),
 )
 # Methods that need no site, for classes and for tokens: ceilings, then floors.
 OF_LABELS = (
@@ -184,6 +196,7 @@ class Behaviour:
         seed: seed of the random floors.
         token_counts: (V,) number of times each token occurs in the fitting texts, for `unigram`.
         source_pooler: whether to score Y's classifier on the output of X's pooler too, at Y's last site.
+        kl: whether to compare the distributions of Y's answers with its own too. Numbers have none.
     """
 
     def __init__(
@@ -195,6 +208,7 @@ class Behaviour:
         token_counts: Tensor | None = None,
         *,
         source_pooler: bool = False,
+        kl: bool = False,
     ) -> None:
         self.route = route
         self.asked = asked
@@ -206,6 +220,9 @@ class Behaviour:
             self.source_pooler = self._fitting_pooler()
         if self.source_pooler:
             self.scored.append("pooled")
+        self._compares = kl and not asked.regression
+        if self._compares:
+            self.scored.append("kl")
         self._random = asked.random
         self._unigrams: Tensor | None = None
         if token_counts is not None:
@@ -231,7 +248,11 @@ class Behaviour:
             mapped: states that are put into Y.
             own: Y's own answers.
         """
-        sums = self._sums(bank_answers(self.route, batch, mapped), batch, own)
+        own_logits = None
+        if self._compares:
+            own_logits = self.route.target.logits(batch.inputs)
+        answers = bank_answers(self.route, batch, mapped, own_logits)
+        sums = self._sums(answers, batch, own)
         if self.source_pooler:
             sums["pooled"] = self._through_source_pooler(batch, mapped)
         return sums
@@ -284,9 +305,11 @@ class Behaviour:
             sums["answer"] = torch.full_like(sums["loss"], torch.nan)
             if self.asked.unit == "text":  # a text of many tokens has no single answer
                 sums["answer"] = given.answer
+            if given.kl is not None:
+                sums["kl"] = per_text_sums(given.kl, targets)
             results.append(sums)
         table = {}
-        for name in BEHAVIOUR:
+        for name in results[0]:
             table[name] = torch.stack([sums[name] for sums in results])
         return table
 
@@ -372,6 +395,9 @@ def behaviour_columns(
         columns["perplexity"] = loss.exp()
     if asked.bytes_per_token:
         columns["bits_per_byte"] = loss / BIT / asked.bytes_per_token
+    if "kl" in table:
+        units = native["units"].expand_as(table["kl"])
+        columns |= named("kl", interval(table["kl"], units, seed=seed))
     if "pooled" in table:
         columns["accuracy_source_pooler"] = table["pooled"].mean(-1)
     return columns

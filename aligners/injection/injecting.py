@@ -207,6 +207,9 @@ class InjectionEvaluation(Evaluation):
         source_pooler: also score, at Y's last site, what Y's classifier answers where X's pooler reads the mapped
             states in place of Y's own, as the code released with Ren et al. 2023 does: `accuracy_source_pooler`.
             Nothing is added for models of different widths or without poolers.
+        kl: also measure KL(own ‖ injected) of Y's distributions over classes or tokens, in nats per text or token, with
+            its interval over texts. It sees changes that the right answer's loss does not. It costs a forward pass of Y
+            more for each map, and the memory of two batches' logits at a time. Predicted numbers have none.
 
     Raises:
         ValueError: a closed form is unknown, or no checkpoint holds moments.
@@ -224,6 +227,7 @@ class InjectionEvaluation(Evaluation):
         masked_share: float = 0.15,
         fitting_errors: bool = False,
         source_pooler: bool = False,
+        kl: bool = False,
     ) -> None:
         super().__init__(seed)
         check_known(ALL_CLOSED_FORMS, closed_form=closed_form)
@@ -239,6 +243,7 @@ class InjectionEvaluation(Evaluation):
         self.masked_share = masked_share
         self.fitting_errors = fitting_errors
         self.source_pooler = source_pooler
+        self.kl = kl
 
     # ------------------------------------------------------------------ before
 
@@ -435,11 +440,17 @@ class InjectionEvaluation(Evaluation):
     def _behaviour(self, route: Route) -> Behaviour:
         """Make the object that puts mapped states into the target of a route."""
         asked = cast(ScoredTask, self.asked)
-        pooler = self.source_pooler
         if asked.unit == "text":
-            return Behaviour(route, asked, OF_LABELS, self.seed, source_pooler=pooler)
+            return Behaviour(
+                route,
+                asked,
+                OF_LABELS,
+                self.seed,
+                source_pooler=self.source_pooler,
+                kl=self.kl,
+            )
         counts = self._token_counts(route.target, asked)
-        return Behaviour(route, asked, OF_TOKENS, self.seed, counts)
+        return Behaviour(route, asked, OF_TOKENS, self.seed, counts, kl=self.kl)
 
     def _token_counts(self, target: FrozenModel, asked: ScoredTask) -> Tensor:
         """Count each token in the fitting texts, (V,), except special tokens, which are never masked."""

@@ -13,7 +13,7 @@ from aligners.models.loading.model_files import read_config
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.models.recorded.files import open_states
 from aligners.models.recorded.source_names import is_recorded, states_source
-from aligners.studies.spec import Stage
+from aligners.studies.spec import Stage, base_of
 
 PAIR = ["model_x", "model_y"]
 FOLDER = "{study}"  # stands for the study's folder in the options of a cell
@@ -245,7 +245,7 @@ def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:
     """
     found = []
     for model in cell.models:
-        size = sizes[model.name.split("#")[0]]
+        size = sizes[base_of(model.name, sizes)]
         if model.stage == "finetuned":
             size = replace(size, head="classification")
         found.append(size)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from aligners.datamodules.run_identity import NOT_OF_FILES
+from aligners.datamodules.text.recorded_texts import check_options
 from aligners.errors import UserError
 from aligners.models.recipes import EMBEDDED
 from aligners.models.recorded.source_names import all_recorded, check_command
@@ -105,6 +106,7 @@ class _Cells:
         shared = self.options(kind, task, after)
         options = merged(shared, given or {})
         named = merged(options, {"data": naming(kind, models)})
+        check_options(kind, [model.path for model in models], named)
         needs = [model.cell for model in models if model.cell is not None]
         if after is not None:
             needs.append(after.id)

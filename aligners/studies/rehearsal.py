@@ -17,7 +17,7 @@ from aligners.models.loading.model_files import quiet, read_config, save_model
 from aligners.models.recipes import EMBEDDED
 from aligners.models.tokenizers import byte_pairs
 from aligners.studies.cells import merged
-from aligners.studies.spec import Models, Study, read_study
+from aligners.studies.spec import Models, Study, base_of, read_study
 
 REHEARSAL, NOTES = "rehearsal", "rehearsal.txt"
 MEANINGLESS = "This was a rehearsal, with tiny models and few texts and steps: none of its numbers is a result."
@@ -78,7 +78,7 @@ def _kept_models(study: Study) -> list[str]:
     if study.pairs.given is not None:
         kept: set[str] = set()
         for pair in study.pairs.given[:SEEDS]:
-            kept.update(name.split("#")[0] for name in pair)
+            kept.update(base_of(name, names) for name in pair)
         return [name for name in names if name in kept]
     if seeds is None:
         return names

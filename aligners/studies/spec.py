@@ -1,7 +1,7 @@
 """The content of a study file."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import combinations
 from typing import Any, Literal, get_args, get_type_hints
@@ -10,6 +10,18 @@ from aligners.errors import UserError, check_known, check_range
 
 Stage = Literal["random", "pretrained", "finetuned"]
 SEED = "{seed}"
+COPY = "#"  # before the number of a further fine-tuning, in the name of a model
+
+
+def base_of(name: str, names: Collection[str]) -> str:
+    """Return the model that a name stands for: one of `names`, or what NAME#2, NAME#3, ... are copies of.
+
+    A name of the study file stands for itself, also if it ends like that of a copy; so do names that are not known.
+    """
+    base, _, number = name.rpartition(COPY)
+    if name not in names and base in names and number.isdigit():
+        return base
+    return name
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Models:
         self, name: str, option: Literal["groups", "bases"] = "groups"
     ) -> str | None:
         """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
-        of = {name, name.split("#")[0]}
+        of = {name, base_of(name, self.listed())}
         for group, names in self.members(option).items():
             if not of.isdisjoint(names):
                 return group
@@ -298,13 +310,14 @@ class Study:
         names = self.models.listed()
         for option in ("groups", "bases"):
             for group, members in self.models.members(option).items():
-                bare = [name.split("#")[0] for name in members]
+                bare = [base_of(name, names) for name in members]
                 check_known(names, **{f"models.groups.{group}": bare})
 
     def _check_finetuning(self) -> None:
         if self.finetune is not None:
             check_range(least=1, **{"finetune.copies": self.finetune.copies})
             check_known(self.tasks, **{"finetune.tasks": list(self.finetune.tasks)})
+            self._check_copies()
         elif "finetuned" in self.stages:
             raise UserError(
                 "Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned."
@@ -312,6 +325,15 @@ class Study:
         if self.surgery is not None and "finetuned" not in self.stages:
             raise UserError(
                 "Expected `stages` to include finetuned, as `surgery` needs fine-tuned models."
+            )
+
+    def _check_copies(self) -> None:
+        tuned = [model.name for model in self.models_at("finetuned")]
+        twice = sorted({name for name in tuned if tuned.count(name) > 1})
+        if twice:
+            raise UserError(
+                f"Expected `models` without names of copies that `finetune` makes, but got {', '.join(twice)}. Rename "
+                "the folder."
             )
 
     def _check_work(self, name: str, work: Work) -> None:
@@ -351,7 +373,7 @@ class Study:
         for base in self.models.listed():
             models.append(Model(base, base))
             for copy in range(1, copies):
-                models.append(Model(f"{base}#{copy + 1}", base, copy))
+                models.append(Model(f"{base}{COPY}{copy + 1}", base, copy))
         return models
 
     def pairs_at(self, stage: Stage) -> list[tuple[Model, Model]]:

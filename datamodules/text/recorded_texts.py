@@ -2,16 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import blake2b
+from typing import Any
 
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.splitting import RawTexts, divide
 from aligners.datamodules.text.texts import Texts
 from aligners.errors import UserError
+from aligners.models.recorded.source_names import check_command, is_recorded
 
 DIVIDING = ("validation_share", "test_share", "max_texts", "max_held_out", "seed")
+# Options that need a model or its texts, by their dotted names -> the defaults, which may be given.
+OF_MODELS = {
+    "data.packed": False,
+    "data.component": "residual",
+    "data.labels": None,
+    "data.attention": False,
+    "generate": 0,
+    "other_text": None,
+    "masked_share": 0.15,
+    "source_pooler": False,
+    "kl": False,
+}
+
+
+def check_options(
+    kind: str | None, names: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Raise if a command on recorded states would run a model, or has options that need one or its texts.
+
+    Args:
+        kind: kind of the command.
+        names: names of its models.
+        options: of the command, one within the other, with defaults or without.
+
+    Raises:
+        ValueError: as `check_command`; or naming the first option.
+    """
+    check_command(kind, names)
+    recorded = [name for name in names if is_recorded(name)]
+    if not recorded:
+        return
+    for option, default in OF_MODELS.items():
+        given = _given(options, option, default)
+        if given != default:
+            raise UserError(
+                f"Expected no `{option}` with recorded states, but got {given!r}: it needs a model that can be run, "
+                f"and {recorded[0]} has only what was recorded. Leave it out."
+            )
+    for name, default in _of_texts().items():
+        given = _given(options, f"data.text.{name}", default)
+        if given != default:
+            raise _of_no_text(f"data.text.{name}", given, recorded[0])
+
+
+def _given(options: Mapping[str, Any], option: str, default: Any) -> Any:
+    """The value of an option, by its dotted name; its default where there is none."""
+    *places, last = option.split(".")
+    within: Any = options
+    for place in places:
+        within = within.get(place)
+        if within is None:
+            return default
+    given = within.get(last)
+    return default if given is None else given
+
+
+def _of_texts() -> dict[str, Any]:
+    """The options of a text source that do not divide texts, with their defaults."""
+    default = TextSource()
+    options = {}
+    for field in fields(TextSource):
+        if field.name not in DIVIDING:
+            options[field.name] = getattr(default, field.name)
+    return options
+
+
+def _of_no_text(option: str, given: Any, said: str) -> UserError:
+    return UserError(
+        f"Recorded states bring their own texts, so `{option}` {given!r} has no meaning for {said}. Leave it out; "
+        f"{', '.join(DIVIDING)} divide the groups of rows."
+    )
 
 
 def recorded_texts(
@@ -30,14 +103,10 @@ def recorded_texts(
     """
     from datasets import Dataset
 
-    default = TextSource()
-    for field in fields(TextSource):
-        given = getattr(source, field.name)
-        if field.name not in DIVIDING and given != getattr(default, field.name):
-            raise UserError(
-                f"Recorded states bring their own texts, so `text.{field.name}` {given!r} has no meaning for {said}. "
-                f"Leave it out; {', '.join(DIVIDING)} divide the groups of rows."
-            )
+    for name, default in _of_texts().items():
+        given = getattr(source, name)
+        if given != default:
+            raise _of_no_text(f"text.{name}", given, said)
     table = Dataset.from_dict({"text": list(names)})
     origin = {
         "source": said,

@@ -297,11 +297,13 @@ class UnitAnswers(NamedTuple):
         loss: (..., U) cross-entropy in nats, or the squared error of a number.
         correct: (..., U) 1 where the answer is the right one; NaN of numbers.
         answer: (..., U) float64, the class, token or number.
+        kl: (..., U) KL(own ‖ these) in nats, see `batch_divergences`; None: not asked for.
     """
 
     loss: Tensor
     correct: Tensor
     answer: Tensor
+    kl: Tensor | None = None
 
 
 def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
@@ -320,13 +322,36 @@ def batch_answers(
         targets: the units.
         groups: see `in_data_order`.
     """
-    on_cpu = logits.device.type == "cpu"
-    units = max(1, PART[on_cpu] // logits.shape[-1])
     parts = []
-    for part in targets.split(units):
+    for part in targets.split(_units(logits)):
         parts.append(_from_logits(chosen(logits, part, groups), part))
     found = map(torch.cat, zip(*parts, strict=True))
     return _scored(targets, *found)
+
+
+def batch_divergences(
+    logits: Tensor, own: Tensor, targets: Targets, groups: ClassMap | None = None
+) -> Tensor:
+    """Return KL(own ‖ these) of the `chosen` logits, in nats and in float64, in parts as `batch_answers`: (U,).
+
+    Args:
+        logits: logits of the head, (B, C) or (B, T, C).
+        own: those of the model with nothing replaced, likewise.
+        targets: the units.
+        groups: see `in_data_order`.
+    """
+    parts = []
+    for part in targets.split(_units(logits)):
+        these = chosen(logits, part, groups).double()
+        mine = chosen(own, part, groups).double()
+        parts.append(divergence(these, mine))
+    return torch.cat(parts)
+
+
+def _units(logits: Tensor) -> int:
+    """Return how many units of such logits (..., C) are scored at a time."""
+    on_cpu = logits.device.type == "cpu"
+    return max(1, PART[on_cpu] // logits.shape[-1])
 
 
 def _from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:

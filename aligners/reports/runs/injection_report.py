@@ -250,8 +250,8 @@ def _draws(rows: Sequence[Row]) -> list[str]:
 def console_tables(rows: Sequence[Row]) -> list[SiteTable]:
     """Make a table for each direction and kind of rows: methods down, sites across.
 
-    Groups of columns are penalty, loss, score, FVU, FVU on unseen types and on other text, FVU of the inverse, and top
-    1 of retrieval. A group without numbers is left out.
+    Groups of columns are penalty, loss, KL, score, FVU, FVU on unseen types and on other text, FVU of the inverse, and
+    top 1 of retrieval. A group without numbers is left out.
     """
     return [_table(panel) for panel in panels_of(rows)]
 

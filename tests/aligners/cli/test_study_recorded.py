@@ -10,7 +10,7 @@ import yaml
 from tests.aligners.cli.small_study import MAPS, kinds
 from tests.interrupting import strike
 
-from aligners.cli.table import study
+from aligners.cli.table import evaluate, study, train
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
 
@@ -91,6 +91,12 @@ def test_recordings_of_one_width_share_a_bank(tmp_path: Path, names: list[str]) 
         ({"probe": {}}, r"This command \(probe\) runs models"),
         ({"stages": ["pretrained", "random"]}, r"`stages` to be pretrained alone"),
         ({"data": {"sites": "0:7"}}, r"`sites` names 7"),
+        ({"tasks": {"rows": {"text": {"source": "sst2"}}}}, r"`data\.text\.source` 'sst2' has no meaning for st"),
+        ({"data": {"text": {"label_column": "b"}}}, r"so `data\.text\.label_column` 'b' has no meaning"),
+        ({"data": {"packed": True}}, r"no `data\.packed` with recorded states, but got True"),
+        ({"inject": {"options": {"generate": 4}}}, r"no `generate` with recorded states, but got 4"),
+        ({"inject": {"options": {"kl": True}}}, r"no `kl` with recorded states, but got True"),
+        ({"similarity": {"texts": {"more": {"text": {"source": "b.csv"}}}}}, r"`data\.text\.source` 'b\.csv' has no"),
     ],
 )
 def test_what_needs_a_model_is_refused_before_any_cell_runs(
@@ -99,6 +105,29 @@ def test_what_needs_a_model_is_refused_before_any_cell_runs(
     with pytest.raises(UserError, match=said):
         study(["run", study_file(tmp_path, names, **changes)])
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        (train, "fit --data.model_x {0} --data.model_y {1} --data.text.source b.csv", r"`data\.text\.source` 'b\.csv'"),
+        (
+            train,
+            "universe --data.models+ {0} --data.models+ {1} --data.models+ {2} --data.packed true",
+            r"`data\.packed`",
+        ),
+        (evaluate, "similarity --data.models {0} {1} --data.component mlp", r"no `data\.component` .* but got 'mlp'"),
+        (evaluate, "inject --closed_form+ linear --data.model_x {0} --data.model_y {1} --generate 2", r"no `generate`"),
+        (evaluate, "inject --closed_form+ linear --data.model_x {0} --data.model_y {1} --kl true", r"no `kl`"),
+    ],
+)
+def test_options_that_need_a_model_are_refused_before_anything_is_written(
+    tmp_path: Path, names: list[str], program: Any, words: str, said: str
+) -> None:
+    command, *options = words.format(*names).split()
+    with pytest.raises(UserError, match=said):
+        program([command, *options, "--run", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_recordings_beside_models_and_names_without_a_file_are_refused(tmp_path: Path, names: list[str]) -> None:

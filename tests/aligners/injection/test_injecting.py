@@ -62,10 +62,10 @@ def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank
 def evaluate(
     world: World, stored: list[StoredBank], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
     both: bool = False, other: TextSource | None = None, fitting: bool = False, seed: int = 0,
-    masked_share: float = 0.15, pooler: bool = False, **options: Any,
+    masked_share: float = 0.15, pooler: bool = False, kl: bool = False, **options: Any,
 ) -> InjectionEvaluation:  # fmt: skip
     """Inject maps at the sites of their fit, unless other data are asked for."""
-    module = InjectionEvaluation(stored, closed_form, both, seed, other, masked_share, fitting, pooler)
+    module = InjectionEvaluation(stored, closed_form, both, seed, other, masked_share, fitting, pooler, kl)
     data = activations(world, **{"sites": stored[0].data_config["sites"]} | options)
     quiet_trainer().test(module, datamodule=data, verbose=False)
     return module

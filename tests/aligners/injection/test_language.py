@@ -1,18 +1,24 @@
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scipy.special import rel_entr
 from tests.aligners.injection.test_injecting import evaluate, fit
+from tests.aligners.reports.made import printed
 from tests.stitches import evaluate as stitch
 from tests.stitches import rows_of
-from tests.tiny import WORDS, tiny_tokenizer
-from tests.world import TEST_TEXTS, World, sentences, write_texts
+from tests.tiny import WORDS, tiny_tokenizer, tokenised
+from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
 
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
+from aligners.models.loading.load_models import load_frozen
+from aligners.reports.finished_runs import make_report
+from aligners.reports.publishing import write
 from aligners.reports.runs.injection_report import report
 
 SITES = ["1:2", 2]
@@ -85,6 +91,65 @@ def test_the_floor_of_a_language_model_is_how_often_tokens_come_and_reports_say_
         assert sentence in " ".join(made.sentences)
     for draw in made.figures.values():
         draw()
+
+
+def divergences(world: World, names: list[str], place: int, linear: Any, *, causal: bool) -> list[torch.Tensor]:
+    """KL(own ‖ injected) of each held-out text at a site pair, (U,) float64: one by one, of probabilities."""
+    x, y = map(load_frozen, names)
+    site_x, site_y = [(1, 2), (2, 2)][place]
+    found = []
+    for text in read_texts(world.test)[0]:
+        one = tokenised((text,))
+        (rows,) = x.front(one, [site_x])
+        with torch.no_grad():
+            mapped = linear(rows[0].expand(2, -1, -1))[place]
+            logits = y.model(**one).logits, y.tail(one, site_y, mapped[None])
+        own, put = (part.double().softmax(-1) for part in logits)
+        if causal:  # nothing follows the last token
+            own, put = own[:, :-1], put[:, :-1]
+        found.append(torch.tensor(rel_entr(own.numpy(), put.numpy()).sum(-1)).flatten())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["causal", "classifier"])
+def test_the_divergence_from_a_models_own_answers(world: World, causal: list[str], tmp_path: Path, kind: str) -> None:
+    names = causal if kind == "causal" else [world.model_x, world.model_y]
+    options: dict[str, Any] = {"model_x": names[0], "model_y": names[1], "sites": SITES}
+    stored = fit(world, tmp_path, {"linear": Linear}, **options)
+    asked = partial(evaluate, world, [stored], closed_form=[], **options)
+    without = asked(batch_size=5)
+    module = asked(batch_size=5, kl=True)
+    rows = [row for row in module.rows if row["method"] == "linear"]
+    for place, row in enumerate(rows):
+        each = divergences(world, names, place, stored.maps["0_1"]["linear"], causal=kind == "causal")
+        mean = torch.cat(each).mean().item()
+        assert mean > 1e-4
+        assert row["kl"] == pytest.approx(mean, rel=1e-4)
+        of_texts = torch.stack([part.mean() for part in each])
+        spread = (of_texts.std() / len(each) ** 0.5).item()
+        assert row["kl_low"] < row["kl"] < row["kl_high"]
+        assert row["kl_high"] - row["kl_low"] == pytest.approx(3.92 * spread, rel=0.3)
+    for before, after in zip(without.rows, module.rows, strict=True):
+        assert before["kl"] is None
+        assert after["site_x"] is not None or after["kl"] is None
+        kept = {name: value for name, value in after.items() if not name.startswith("kl")}
+        assert kept == {name: value for name, value in before.items() if not name.startswith("kl")}
+    in_one = asked(batch_size=64, kl=True)
+    for before, after in zip(module.rows, in_one.rows, strict=True):
+        assert after["kl"] == (None if before["kl"] is None else pytest.approx(before["kl"], rel=1e-4, abs=1e-9))
+    for made, shown in ((module, 1), (without, 0)):
+        written = make_report("injection", made.meta, made.rows)
+        write(replace(written, figures={}), tmp_path)
+        assert (tmp_path / "report.md").read_text().count("KL(own ‖ injected), nats") == 1
+        assert ("KL, nats" in printed(written.screen)) == bool(shown)
+
+
+def test_a_models_own_states_have_no_divergence(world: World, causal: list[str], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model_x": causal[1], "model_y": causal[1], "sites": [1, 2]}
+    module = evaluate(world, [fit(world, tmp_path, {"linear": Linear}, **options)], kl=True, closed_form=[], **options)
+    kept = [row for row in module.rows if row["method"] == "identity"]
+    assert [row["kl"] for row in kept] == [0, 0]
+    assert {row["kl_high"] for row in kept} == {0}
 
 
 def test_a_model_that_sees_what_is_asked_is_not_injected(world: World, causal: list[str], tmp_path: Path) -> None:

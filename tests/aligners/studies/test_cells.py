@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from tests.cells import NoCommands, study_of
 
-from aligners.studies.cells import Cell
+from aligners.studies.cells import Cell, Instance, Size, sizes_in
 from aligners.studies.expansion import expand
 from aligners.studies.spec import Models, Pairs
 
@@ -295,3 +295,27 @@ def test_copies_are_models_of_the_fine_tuned_stage_alone() -> None:
     assert names == ["m0", "m0#2", "m1", "m1#2", "m2", "m2#2"]
     assert len(study.pairs_at("finetuned")) == 15
     assert Models(["m0"], groups={"g": ["m0"]}).group("m0#2") == "g"
+
+
+def test_folders_with_a_number_sign_are_no_copies() -> None:
+    names = ["run#1", "run#2", "a#b/c"]
+    groups = {"first": ["run#1"], "second": ["run#2", "a#b/c"]}
+    study = study_of(
+        models={"names": names, "groups": groups, "bases": {"run": ["run#1"]}},
+        stages=["pretrained", "finetuned"], finetune={"copies": 2},
+    )  # fmt: skip
+    tuned = [model.name for model in study.models_at("finetuned")]
+    found = {name: study.models.group(name) for name in tuned}
+    assert found == {
+        "run#1": "first", "run#1#2": "first", "run#2": "second", "run#2#2": "second",
+        "a#b/c": "second", "a#b/c#2": "second",
+    }  # fmt: skip
+    assert [study.models.group(name, "bases") for name in tuned] == ["run"] * 2 + [None] * 4
+    assert study.models.group("run") is None
+    sizes = {name: Size(layers=1, width=place, vocabulary=3) for place, name in enumerate(names)}
+    instances = tuple(Instance(name, "finetuned", name) for name in tuned)
+    widths = [size.width for size in sizes_in(Cell("0", "similarity", None, instances, {}), sizes)]
+    assert widths == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match=r"without names of copies that `finetune` makes, but got m#2\. Rename"):
+        study_of(models={"names": ["m", "m#2"]}, stages=["finetuned"], finetune={"copies": 2})
+    assert study_of(models={"names": ["m", "m#2"]}).models.group("m#2") is None
