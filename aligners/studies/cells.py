@@ -168,6 +168,7 @@ class Size:
         head: task of its head: classification, masked or causal; None: no head, or not known.
         known: whether the size was read; otherwise it is a guess.
         heads: attention heads of each block; None: not known.
+        normed: whether there can be a final norm, whose output is site L + 1.
     """
 
     layers: int
@@ -176,6 +177,7 @@ class Size:
     head: str | None = None
     known: bool = True
     heads: int | None = None
+    normed: bool = False
 
     @property
     def weights(self) -> int:
@@ -216,6 +218,7 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
         sizes.vocab_size,
         head,
         heads=sizes.num_attention_heads,
+        normed=bool(architecture.norm),
     )
 
 
@@ -227,7 +230,12 @@ def _embedded_size(name: str) -> Size:
     elif "gpt" in name:
         head = "causal"
     return Size(
-        recipe.layers, recipe.width, recipe.vocabulary, head, heads=recipe.heads
+        recipe.layers,
+        recipe.width,
+        recipe.vocabulary,
+        head,
+        heads=recipe.heads,
+        normed=head == "causal",
     )
 
 

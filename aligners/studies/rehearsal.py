@@ -1,15 +1,24 @@
 """A rehearsal: a study with few texts and steps, and small random models in place of those of the Hub."""
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    MegatronBertConfig,
+    MegatronBertForMaskedLM,
+    MegatronBertForSequenceClassification,
+)
 
+from aligners.datamodules.rows.sites import NORM
 from aligners.datamodules.text.annotated.grammar import sentences
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
@@ -26,6 +35,12 @@ SEEDS = 3  # of the models that differ in their seeds, and pairs of those that a
 TRAINED = ("finetune", "fit", "stitch", "attention", "recover")  # with limited steps
 STAND_IN = "grammar"  # the source that takes the place of texts that cannot be read
 VOCABULARY, LONGEST = 600, 1024  # tokens that a stand-in knows, and tokens of a text
+BERT = BertConfig, BertForMaskedLM, BertForSequenceClassification
+NORMED_BERT = (
+    MegatronBertConfig,
+    MegatronBertForMaskedLM,
+    MegatronBertForSequenceClassification,
+)
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
     "num_attention_heads": 4,
@@ -65,7 +80,7 @@ def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list
     ]
     for options in _dicts(plain):
         lines += _cut_options(options)
-    paths = _put_models(names, folder / "models")
+    paths = _put_models(names, folder / "models", _layers_named(plain))
     for name in paths:
         lines.append(f"{name}: a random BERT of width {SMALL['hidden_size']}")
     return _renamed(plain, paths), list(dict.fromkeys(lines))
@@ -139,39 +154,57 @@ def _cut_options(options: dict[str, Any]) -> list[str]:
     return []
 
 
-def _put_models(names: list[str], folder: Path) -> dict[str, str]:
+def _layers_named(plain: dict[str, Any]) -> set[str]:
+    """Return the words that name sites and layers anywhere in a study."""
+    words: set[str] = set()
+    for options in _dicts(plain):
+        for option in ("sites", "layers"):
+            written = str(options.get(option, ""))
+            words.update(re.findall(r"\w+", written))
+    return words
+
+
+def _put_models(
+    names: list[str], folder: Path, layers_named: set[str]
+) -> dict[str, str]:
     """Write a model for each that is not on this machine; their folders."""
     paths = {}
     for name in names:
         if not name.startswith(EMBEDDED) and not Path(name).exists():
-            place = _put_model(name, folder / name)
+            place = _put_model(name, folder / name, layers_named)
             paths[name] = str(place.resolve())
     return paths
 
 
-def _put_model(name: str, folder: Path) -> Path:
-    """Write a small random BERT with as many blocks as a model has, if its config can be read; its folder."""
+def _put_model(name: str, folder: Path, layers_named: set[str]) -> Path:
+    """Write a small random BERT with as many blocks as a model has, if its config can be read; its folder.
+
+    Where the site after a final norm is named, it is a Megatron-BERT, which has one.
+    """
     if folder.is_dir():
         return folder
     texts = [sentence.text for sentence in sentences(4 * LIMIT)]
     tokenizer = byte_pairs(texts, VOCABULARY, LONGEST)
-    config = BertConfig(
+    try:
+        real = read_config(name, {"revision": None, "trust_remote_code": False})
+    except ValueError:
+        real = BertConfig()
+    layers = real.get_text_config().num_hidden_layers
+    kinds: Sequence[Any] = BERT
+    if not layers_named.isdisjoint((NORM, str(layers + 1))):
+        kinds = NORMED_BERT
+    make_config, kind, classifier = kinds
+    config = make_config(
         vocab_size=len(tokenizer),
+        num_hidden_layers=layers,
         max_position_embeddings=LONGEST,
         pad_token_id=tokenizer.pad_token_id,
         **SMALL,
     )
-    kind: Any = BertForMaskedLM
-    try:
-        real = read_config(name, {"revision": None, "trust_remote_code": False})
-    except ValueError:
-        real = None
-    if real is not None:
-        config.num_hidden_layers = real.get_text_config().num_hidden_layers
-        architectures = real.architectures or [""]
-        if "Classification" in architectures[0]:
-            kind = BertForSequenceClassification
-            config.id2label = real.id2label
+    architectures = real.architectures or [""]
+    if "Classification" in architectures[0]:
+        kind = classifier
+        config.id2label = real.id2label
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(crc32(name.encode()))
         save_model(folder, kind(config), tokenizer)

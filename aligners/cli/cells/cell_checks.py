@@ -144,12 +144,14 @@ def _layers(cell: Tried) -> None:
 def _has(option: str, site: int, cell: Tried, model: int, least: int) -> None:
     """Raise unless the model has this layer, if its size is known."""
     size = cell.sizes[model]
-    # Of other models, only loading tells whether there is a final norm.
-    last = size.layers + (size.head == "causal")
+    last = size.layers + size.normed
     if size.known and not least <= site <= last:
+        norm = "no final norm"
+        if size.normed:
+            norm = "a final norm"
         raise UserError(
-            f"`{option}` names {site}, but {cell.names[model]} has L = {size.layers} blocks: from {least} to "
-            f"{size.layers}."
+            f"`{option}` names {site}, but {cell.names[model]} has L = {size.layers} blocks and {norm}: from {least} "
+            f"to {last}."
         )
 
 

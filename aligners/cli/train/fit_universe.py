@@ -8,7 +8,7 @@ from aligners.callbacks.checkpoint import save_maps
 from aligners.cli.command import Run, with_named_revisions
 from aligners.cli.train.fit import check_resumed, fits
 from aligners.datamodules.pairings import universe_states
-from aligners.datamodules.rows.sites import sites_of_each
+from aligners.datamodules.rows.sites import DEEPEST, NORM, sites_of_each
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.fitting.universe.universe import (
@@ -133,18 +133,40 @@ def _sites_of_all(wanted: str, stored: StoredBank) -> str:
         ValueError: the newcomer does not have one site for each of the members'.
     """
     of_members = sites_of(stored)
-    own = of_members
-    if (
-        wanted != stored.data_config["sites"]
-    ):  # otherwise as those of the members, by default
-        own = sites_of_each(wanted, [-1])  # its depth is not known yet
-    own_sites = [set(site) for site in own]
-    if len(own) != len(of_members) or any(len(site) > 1 for site in own_sites):
+    words: list[str | None] = []
+    if wanted == stored.data_config["sites"]:  # as those of the members, by default
+        words = _members_words(wanted, of_members)
+    elif wanted not in ("all", "blocks"):  # its depth is not known yet
+        words = [_word(site) for (site,) in sites_of_each(wanted, [DEEPEST])]
+    if len(words) != len(of_members) or None in words:
         raise UserError(
             f"Expected `data.sites` to name the newcomer's site for each of the members' {of_members}, but got "
             f"{wanted}. Name as many layers, such as `--data.sites {','.join(['3'] * len(of_members))}`."
         )
     together = []
-    for of, new in zip(of_members, own_sites, strict=True):
-        together.append(":".join(map(str, (*of, *new))))
+    for of, new in zip(of_members, words, strict=True):
+        together.append(":".join(map(str, (*of, new))))
     return ",".join(together)
+
+
+def _members_words(
+    wanted: str | Sequence[str | int], of_members: Sequence[Sequence[int]]
+) -> list[str | None]:
+    """Return the site that the members share in each place, or that after their final norms; None: they share none."""
+    entries: Sequence[str | int] = wanted
+    if isinstance(wanted, str):
+        entries = wanted.replace(",", " ").split()
+    words: list[str | None] = []
+    for place, sites in enumerate(of_members):
+        same = len(set(sites)) == 1
+        words.append(str(sites[0]) if same else None)
+        if len(entries) == len(of_members):  # not `all` or `blocks`
+            own = set(str(entries[place]).split(":"))
+            if own == {NORM}:
+                words[place] = NORM
+    return words
+
+
+def _word(site: int) -> str:
+    """Write a site of a model of the depth `DEEPEST`."""
+    return NORM if site == DEEPEST + 1 else str(site)

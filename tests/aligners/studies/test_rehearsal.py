@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tests.cells import study_of
 
+from aligners.models.loading.load_models import load_frozen
 from aligners.models.loading.model_files import read_config
 from aligners.studies.rehearsal import LIMIT, rehearsed
 from aligners.studies.spec import read_study
@@ -43,6 +44,17 @@ def test_texts_and_steps_are_cut_and_what_is_not_there_is_replaced(
     assert "nobody/m2: a random BERT of width 16" in lines
     config = read_config(names[0], {"revision": None, "trust_remote_code": False})
     assert (config.hidden_size, config.num_hidden_layers) == (16, 12)
+
+
+@pytest.mark.parametrize("sites", ["norm", "2:norm", [3, 13]])
+def test_stand_ins_have_a_final_norm_where_its_output_is_a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sites: str | list[int]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    plain, lines = cut(tmp_path, models={**HUB, "seeds": 2}, data={"sites": sites})
+    assert "nobody/m1: a random BERT of width 16" in lines
+    frozen = load_frozen(plain["models"]["names"][1])
+    assert (frozen.depth, frozen.last_site, frozen.width, frozen.task) == (12, 13, 16, "masked")
 
 
 def test_models_of_this_machine_stay_and_the_first_pairs_that_are_given(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What the commands say of a study's cells, and what is refused, before any of them runs."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,17 @@ def others(tmp_path_factory: pytest.TempPathFactory, causal: list[str]) -> dict[
     return {"bare": str(tiny_folder(tmp_path_factory.mktemp("bare") / "model", n_labels=None)), "causal": causal[1]}
 
 
+def test_the_site_after_a_final_norm_is_known_of_encoders_too(world: World, tmp_path: Path) -> None:
+    names = [str(tiny_folder(tmp_path / f"modern{seed}", "modernbert", seed=seed)) for seed in range(2)]
+    study = partial(study_of, world, models={"names": names}, fit={}, inject=None, similarity=None)
+    check(study(data={"sites": "2:norm"}))
+    check(study(data={"sites": "4"}))
+    with pytest.raises(ValueError, match=r"`sites` names 5, but .* has L = 3 blocks and a final norm: from 0 to 4"):
+        check(study(data={"sites": "5"}))
+    with pytest.raises(ValueError, match=r"`sites` names 4, but .* has L = 3 blocks and no final norm: from 0 to 3"):
+        check(bare_study(world, fit={}, data={"sites": "norm"}))
+
+
 @pytest.mark.parametrize(
     ("other", "work", "said"),
     [
@@ -180,8 +192,16 @@ def others(tmp_path_factory: pytest.TempPathFactory, causal: list[str]) -> dict[
         (WIDE, {"identity": {}}, f"identity {{x}} – {WIDE}.* widths 16 of {{x}} and 96 of {WIDE} differ"),
         (DEEP, {"identity": {}}, "`sites` 'blocks' pairs equal sites, but the last ones are 3 and 4"),
         (DEEP, {"fit": {}, "data": {"sites": "all"}}, "`sites` 'all' pairs equal sites, but the last ones are 3"),
-        (DEEP, {"fit": {}, "data": {"sites": "4"}}, r"`sites` names 4, but {x} has L = 3 blocks: from 0 to 3"),
-        (DEEP, {"attention": {}, "data": {"sites": "0"}}, r"`sites` names 0, but {x} has L = 3 blocks: from 1 to 3"),
+        (
+            DEEP,
+            {"fit": {}, "data": {"sites": "4"}},
+            r"`sites` names 4, but {x} has L = 3 blocks and no final norm: from 0 to 3",
+        ),
+        (
+            DEEP,
+            {"attention": {}, "data": {"sites": "0"}},
+            r"`sites` names 0, but {x} has L = 3 blocks and no final norm: from 1 to 3",
+        ),
         (HEADS, {"attention": INN}, f"attention {{x}} – {HEADS}.*equal widths"),
         (DEEP, {"similarity": {"options": {"data": {"layers": [4]}}}}, "`layers` names 4, but {x} has L = 3"),
         ("bare", {"identity": {}}, "identity {x} – {bare}, t, pretrained: there is no head to stitch into in {bare}"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from tests.tiny import tiny_folder
 from tests.world import World
 
 from aligners.cli.table import evaluate, train
+from aligners.cli.train import fit_universe
 from aligners.datamodules.rows.row_types import RowTypes
+from aligners.errors import UserError
 from aligners.fitting.map_errors import LEAST_ROWS, TypeErrors
 from aligners.fitting.saved_bank import FORWARD, load_bank
 from aligners.fitting.universe.universe import load_universe, sites_of, universes_of
@@ -73,6 +76,45 @@ def test_files_of_pairs_have_their_models_sites_and_can_be_injected(found: Found
     by_place = {(row["model_x"], row["model_y"], row["site_x"]): row["fvu"] for row in injected}
     assert by_place == pytest.approx({place: whole[place] for place in by_place}, rel=1e-3)
     assert all(0 <= row["accuracy"] <= 1 for row in injected)
+
+
+@pytest.mark.parametrize(
+    ("stored", "members", "wanted", "found"),
+    [
+        ("norm", [(4, 3, 4)], None, "4:3:4:norm"),
+        ("2,norm", [(2, 2, 2), (4, 3, 4)], None, "2:2:2:2,4:3:4:norm"),
+        ("2,norm", [(2, 2, 2), (4, 3, 4)], "5,norm", "2:2:2:5,4:3:4:norm"),
+        ("blocks", [(1, 1, 1), (2, 2, 2)], None, "1:1:1:1,2:2:2:2"),
+        ("blocks", [(1, 1, 1), (2, 2, 2)], ["norm", 1], "1:1:1:norm,2:2:2:1"),
+        ("1:2:2", [(1, 2, 2)], None, None),
+        ("1:2:norm", [(1, 2, 4)], None, None),
+        ("blocks", [(1, 1, 1), (2, 2, 2)], "all", None),
+    ],
+)
+def test_sites_of_the_members_with_those_of_a_newcomer(
+    monkeypatch: pytest.MonkeyPatch, stored: str, members: list[tuple[int, ...]], wanted: Any, found: str | None
+) -> None:
+    monkeypatch.setattr(fit_universe, "sites_of", lambda bank: members)
+    bank: Any = SimpleNamespace(data_config={"sites": stored})
+    if found is not None:
+        assert fit_universe._sites_of_all(wanted or stored, bank) == found
+        return
+    with pytest.raises(UserError, match="the newcomer's site for each of the members'"):
+        fit_universe._sites_of_all(wanted or stored, bank)
+
+
+@pytest.mark.slow
+def test_a_newcomer_joins_after_its_final_norm(tmp_path: Path, world: World) -> None:
+    depths = [3, 2, 3, 5]
+    names = [str(tiny_folder(tmp_path / f"m{k}", "gpt2", seed=k, layers=depth, task="causal"))
+             for k, depth in enumerate(depths)]  # fmt: skip
+    text = ["--data.text.source", str(world.fit), "--data.text.held_out", str(world.test)]
+    train(["universe", "--data.models", json.dumps(names[:3]), "--data.sites", "norm", *text,
+           "--run", str(tmp_path / "three"), *QUICK])  # fmt: skip
+    three = tmp_path / "three" / "universe.safetensors"
+    assert sites_of(load_universe(three)) == [(4, 3, 4)]
+    train([*joining(three, names[3]), "--run", str(tmp_path / "four"), *QUICK])
+    assert sites_of(load_universe(tmp_path / "four" / "universe.safetensors")) == [(4, 3, 4, 6)]
 
 
 @pytest.mark.slow
