@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.interrupting import strike
+from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer, related_rows, state
 from tests.world import World
 
@@ -92,6 +93,32 @@ def test_batches_and_a_store_change_nothing(world: World, module: Alignment, tmp
             expected = mine.aligner(source)
             torch.testing.assert_close(again.aligner(source), expected, rtol=1e-3, atol=1e-3, msg=f"{one} {mine.key}")
     assert list(tmp_path.rglob("*.safetensors"))
+
+
+def kept_and_mapped(rank: int, world: World) -> dict[str, torch.Tensor]:
+    """Rows that the maps keep, and what they make of others, of a fit on one rank (-1) or on two."""
+    two: dict[str, Any] = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False} if rank >= 0 else {}
+    module = Alignment(MAPS, both_directions=True)
+    quiet_trainer(**two).fit(module, datamodule=activations(world, sites=SITES, batch_size=8))
+    rows, _ = draw(world, "test", 50, 0)
+    found = {}
+    for one in module.fits():
+        source, _ = one.orient(*rows)
+        found[f"{one.key}"] = one.aligner(source).detach()
+        for name, kept in one.aligner.named_buffers():
+            if isinstance(one.aligner, NearestNeighbours) and name.startswith("kept"):
+                found[f"{one.key} {name}"] = kept
+    return found
+
+
+def test_two_ranks_draw_the_rows_and_fit_the_maps_of_one(world: World, tmp_path: Path) -> None:
+    alone = kept_and_mapped(-1, world)
+    drawn = [rows for name, rows in alone.items() if name.endswith("kept_x")]
+    assert [rows.shape for rows in drawn] == [(2, ROWS, 16)] * 2
+    for found in two_ranks(partial(kept_and_mapped, world=world), tmp_path, meet=False):
+        assert set(found) == set(alone)
+        for name, value in alone.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_an_interrupted_draw_goes_on_to_the_same_bits(world: World, tmp_path: Path) -> None:
