@@ -111,6 +111,7 @@ def kept_and_mapped(rank: int, world: World) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_draw_the_rows_and_fit_the_maps_of_one(world: World, tmp_path: Path) -> None:
     alone = kept_and_mapped(-1, world)
     drawn = [rows for name, rows in alone.items() if name.endswith("kept_x")]
