@@ -108,7 +108,7 @@ def test_a_newcomer_joins_after_its_final_norm(tmp_path: Path, world: World) -> 
     depths = [3, 2, 3, 5]
     names = [str(tiny_folder(tmp_path / f"m{k}", "gpt2", seed=k, layers=depth, task="causal"))
              for k, depth in enumerate(depths)]  # fmt: skip
-    text = ["--data.text.source", str(world.fit), "--data.text.held_out", str(world.test)]
+    text = ["--data.text.source", str(world.fit), "--data.text.held_out", str(world.test), "--data.max_length", "64"]
     train(["universe", "--data.models", json.dumps(names[:3]), "--data.sites", "norm", *text,
            "--run", str(tmp_path / "three"), *QUICK])  # fmt: skip
     three = tmp_path / "three" / "universe.safetensors"
