@@ -330,7 +330,7 @@ class Run:
         self.command.check(made)
         models = getattr(made.get("data"), "frozen_models", None)
         if models is not None:
-            check_options(self.command.kind, models.names, self.options)
+            check_options(self.command.kind, models.names, self.options.as_dict())
         return made
 
     def build(self, kind: Callable[..., Made], *given: Any) -> Made:
