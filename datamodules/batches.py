@@ -157,6 +157,8 @@ class LengthBatches(DistributedSampler):
         world: number of processes.
         chosen: numbers of the texts that take part, in the order of `lengths`; default: 0..n - 1.
         first_epoch: number of the first epoch, which decides its order.
+        group: texts that stay together: batches then have a multiple of so many, `batch_size` rounded down, and the
+            last has what is left, so that the groups are the same at any `batch_size`.
 
     Attributes:
         count: batches per epoch, of all ranks together.
@@ -177,6 +179,7 @@ class LengthBatches(DistributedSampler):
         world: int = 1,
         chosen: np.ndarray | None = None,
         first_epoch: int = 0,
+        group: int = 1,
     ) -> None:
         self.lengths = np.asarray(lengths)
         self.whole = whole
@@ -184,7 +187,8 @@ class LengthBatches(DistributedSampler):
         self.first_epoch = first_epoch
         self.start = 0
         n = len(self.lengths)
-        most = math.ceil(len(self.lengths) / batch_size)
+        groups = max(min(n, 1), n // group)
+        most = math.ceil(groups / max(1, batch_size // group))
         self.count = most if whole else min(most, n // world)
         for_ranks = self.count if whole else min(n, batch_size)
         if for_ranks < world:
@@ -197,7 +201,8 @@ class LengthBatches(DistributedSampler):
         super().__init__(
             data, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed
         )
-        self.bounds = np.arange(self.count + 1) * n // self.count
+        self.bounds = np.arange(self.count + 1) * groups // self.count * group
+        self.bounds[-1] = n
 
     def __len__(self) -> int:
         """The number of batches that this rank has in an epoch, skipped ones included."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
@@ -353,6 +354,7 @@ class TextModule(pl.LightningDataModule):
         batch_size: int | None = None,
         sites: Sequence[Sequence[int]] = (),
         alone: bool = False,
+        chosen: Sequence[int] | None = None,
         **order: Any,
     ) -> DataLoader:
         """Make a loader that batches texts of similar length and gives each rank its share.
@@ -363,14 +365,26 @@ class TextModule(pl.LightningDataModule):
             batch_size: texts per step; default: `batch_size`.
             sites: sites at which each model is read; their states come along if a store can have them.
             alone: whether this rank loads all batches.
-            order: arguments `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
+            chosen: numbers of the texts to load, of a split whose texts all have rows; those of equal length come in
+                this order. Default: all.
+            order: arguments `shuffle`, `whole`, `group` and `first_epoch` of `LengthBatches`.
         """
         self.doubts.look_at_models()  # it reads texts, so it comes after every check of a module's setup
         if isinstance(data, str):
             data = self.split(data)
         if not alone:
             order["rank"], order["world"] = self._ranks()
-        batches = self._batches(data, only, batch_size or self.batch_size, order)
+        if chosen is None:
+            batches = self._batches(data, only, batch_size or self.batch_size, order)
+        else:
+            numbers = np.asarray(chosen)
+            batches = LengthBatches(
+                data.lengths.numpy()[numbers],
+                batch_size or self.batch_size,
+                seed=self.order,
+                chosen=numbers,
+                **order,
+            )
         device = self.run_device
         options: dict[str, Any] = {
             "sampler": batches,
@@ -416,7 +430,7 @@ class TextModule(pl.LightningDataModule):
         Args:
             split: texts to load.
             shuffle: whether every epoch has a new order, the same for any number of ranks.
-            options: arguments `only` and `batch_size` of `load`.
+            options: further arguments of `load`.
         """
         return self.load(split, shuffle=shuffle, sites=self.wanted_sites(), **options)
 

@@ -217,6 +217,8 @@ class PairedActivations(TextModule):
             splits.append("other")
         if plan.fitting:
             splits.append("fit")
+        if plan.parts:
+            splits = ["test"] * len(plan.parts)
         self.splits = tuple(splits)
 
     def _unlabelled(self, source: TextSource) -> TokenisedSplits:
@@ -426,7 +428,7 @@ class PairedActivations(TextModule):
         Args:
             split: texts to load.
             shuffle: whether every epoch has a new order, the same for any number of ranks.
-            options: arguments `only`, `batch_size` and `first_epoch` of `load`.
+            options: further arguments of `load`.
         """
         data = self._marked(split)
         without_rows = [marks for marks in data.marks.values() if marks.flat.all()]
@@ -475,6 +477,11 @@ class PairedActivations(TextModule):
         """Load the texts of `splits`; of the fitting texts, as many as are held out."""
         self.complete_store(self.splits)
         loaders = []
+        for part in self._plan.parts:
+            order = {"whole": True, "group": self._plan.group}
+            loaders.append(self.loader("test", chosen=part, **order))
+        if loaders:
+            return loaders
         for split in self.splits:
             only = None
             if split == "fit":

@@ -366,6 +366,23 @@ class Run:
                 f"The states of the fit are kept in {store}: `--data.store {store}` reads them."
             )
 
+    def data_like(self, config: Mapping[str, Any]) -> pl.LightningDataModule:
+        """Make another data module, with a checkpoint's data options, and this run's where they are of the machine.
+
+        Args:
+            config: the checkpoint's data options.
+
+        Raises:
+            ValueError: as `use_data_of` does, or an option is wrong.
+        """
+        parser = self.command.parser()
+        other = Run(self.command, parser, parser.parse_args([]))
+        other.use_data_of(config)
+        for name in ("batch_size", "workers", *NOT_OF_FILES):
+            if name in self.options.data:
+                other.options.data[name] = self.options.data[name]
+        return other.parser.instantiate(other.options).data
+
     def check_begun(self) -> None:
         """Raise unless the folder that `--run` names was begun with these options.
 

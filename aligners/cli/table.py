@@ -86,6 +86,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "evaluate.compare:compare",
             "Say what changed between two models, where, and on what.",
         ),
+        "features": (
+            "evaluate.features:features",
+            "Say what two models share, feature by feature of a sparse dictionary.",
+        ),
         "inject": (
             "evaluate.inject:inject",
             "Measure the errors of maps, and inject mapped states at every site.",

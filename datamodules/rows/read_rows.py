@@ -175,6 +175,8 @@ class Plan:
         other: a source whose held-out texts become another split, `other`. Their labels are not read.
         targets_of: makes the targets of every held-out batch, `PairedBatch.task`.
         fitting: whether to read as many fitting texts as are held out, as another split, `fit`.
+        parts: numbers of held-out texts, which are read part by part in place of all, each rank in whole batches.
+        group: texts of a part that stay together: see `LengthBatches`.
     """
 
     kinds: Sequence[RowKind] = ()
@@ -182,6 +184,8 @@ class Plan:
     other: TextSource | None = None
     targets_of: Callable[[TextBatch], Any] | None = None
     fitting: bool = False
+    parts: Sequence[Sequence[int]] = ()
+    group: int = 1
 
 
 # ---------------------------------------------------------------------- pairs

@@ -155,6 +155,13 @@ class SparseAligner(Aligner):
         decoder_y = self.crosscoder.decoder(1) * scaling.scale_y
         return PairedDictionary.of(decoder_x, decoder_y, bias_x[:, 0], bias_y[:, 0])
 
+    def variances(self) -> tuple[Tensor, Tensor]:
+        """The total variances of X's and of Y's states on the fitting rows, (S,) each."""
+        scaling = self.scaling
+        variance_x = self.d_x * scaling.scale_x.double().square()
+        variance_y = self.d_y * scaling.scale_y.double().square()
+        return variance_x[:, 0, 0], variance_y[:, 0, 0]
+
     def _scaled(self, x: Tensor, y: Tensor | None) -> list[Tensor]:
         """Scaled states of the models of the dictionary."""
         x = self.scaling.scale(x)

@@ -9,7 +9,7 @@ from aligners.errors import UserError
 RECORDED = "states:"
 OPTIONS = ("column", "key", "group", "mask")
 # Commands that run no model, by their kinds.
-COMMANDS = {"fit", "fit_pairs", "validate", "universe", "join", "recover"}
+COMMANDS = {"features", "fit", "fit_pairs", "validate", "universe", "join", "recover"}
 COMMANDS |= {"similarity", "inject", "bijection"}
 
 
@@ -76,8 +76,9 @@ def check_command(kind: str | None, names: Sequence[str]) -> None:
     if recorded and kind not in COMMANDS:
         raise UserError(
             f"This command ({kind}) runs models, but {recorded[0]} is recorded states, without the model that made "
-            "them. `evaluate.py similarity`, `train.py fit`, `train.py universe`, `evaluate.py bijection` and "
-            "`evaluate.py inject`, which then measures errors alone, take states; for everything else name the model."
+            "them. `evaluate.py similarity`, `evaluate.py features`, `train.py fit`, `train.py universe`, "
+            "`evaluate.py bijection` and `evaluate.py inject`, which then measures errors alone, take states; for "
+            "everything else name the model."
         )
 
 

@@ -1,7 +1,7 @@
 """Latents that recur in dictionaries of other seeds, by the cosines of their decoders."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.similarity.latents.dictionary import PairedDictionary
 
 ROWS = 1024  # latents compared at a time
-MATCHINGS = ("nearest", "one_to_one")
+Matching = Literal["nearest", "one_to_one"]
+MATCHINGS = get_args(Matching)
 
 
 class Agreement(NamedTuple):
@@ -41,7 +42,7 @@ def joint_decoders(
 def agreement(
     a: Tensor,
     b: Tensor,
-    matching: str = "one_to_one",
+    matching: Matching = "one_to_one",
     threshold: float = 0.7,
     seed: int = 0,
 ) -> Agreement:
@@ -96,7 +97,9 @@ def agreement(
 
 
 def recurrences(
-    dictionaries: Sequence[Tensor], matching: str = "one_to_one", threshold: float = 0.7
+    dictionaries: Sequence[Tensor],
+    matching: Matching = "one_to_one",
+    threshold: float = 0.7,
 ) -> list[Tensor]:
     """Count the other dictionaries in which each latent has a partner: (S, m) for each dictionary.
 
@@ -131,7 +134,7 @@ def _unit(decoders: Tensor) -> Tensor:
     return decoders / norms.where(norms > 0, 1.0)
 
 
-def _matched(a: Tensor, b: Tensor, matching: str) -> tuple[Tensor, Tensor]:
+def _matched(a: Tensor, b: Tensor, matching: Matching) -> tuple[Tensor, Tensor]:
     """Return partner and cosine of each latent of a, (m_a,)."""
     if matching == "nearest":
         best = [(some @ b.mT).max(1) for some in a.split(ROWS)]

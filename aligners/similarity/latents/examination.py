@@ -19,6 +19,7 @@ from aligners.similarity.latents.readings import (
     decoder_readings,
 )
 from aligners.similarity.latents.unit_sums import LatentSums, Parts
+from aligners.similarity.passes.ranks import summed
 
 Spaces = Literal["one", "apart"]
 SPACES: tuple[Spaces, ...] = ("one", "apart")
@@ -51,10 +52,17 @@ class Measured(NamedTuple):
         cls, dictionary: PairedDictionary, readings: Readings, units: int
     ) -> Self:
         """Begin without rows; see `LatentSums`."""
-        return cls(
-            LatentSums(dictionary, readings, units),
-            LatentSums(dictionary, readings, units),
+        sums, null = (
+            LatentSums(dictionary, readings, units, sync_on_compute=False)
+            for _ in range(2)
         )
+        return cls(sums, null)
+
+    def gather(self) -> None:
+        """Add the sums of all ranks, in place, once."""
+        for metric in self:
+            for name in ("fired", "total", "square", "along"):
+                summed(getattr(metric, name))
 
     def update(
         self, codes: Tensor, x: Tensor, y: Tensor, unit: Tensor, text: Tensor

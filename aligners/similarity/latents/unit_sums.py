@@ -185,6 +185,19 @@ class LatentSums(DoubleMetric):
             readings[:, :, side] /= variance[:, None]
         return readings
 
+    def carried(self, variances: Pair, n: Tensor) -> Pair:
+        """The share of each model's variance that latents alone add to what is rebuilt, Σ f_j²‖d_j‖² / N: (S, m) each.
+
+        Args:
+            variances: (S,) total variance of X's states and of Y's.
+            n: () number of rows.
+        """
+        mean_square = self.square.sum(0) / n
+        shares = []
+        for decoder, variance in zip(self.dictionary.decoders, variances, strict=True):
+            shares.append(mean_square * decoder.square().sum(2) / variance[:, None])
+        return shares[0], shares[1]
+
     def parts(
         self, owner: Tensor, null: Self | None = None, put_back: bool = True
     ) -> Parts:

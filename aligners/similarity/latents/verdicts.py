@@ -14,6 +14,7 @@ VERDICTS = ("x", "y", "shared", "undecided", "dead")
 X, Y, SHARED, UNDECIDED, DEAD = range(5)
 # Of ν^ε and ν^r: those of 2504.02922 for latents that only one model has.
 LIMITS = (0.2, 0.5)
+RANK = 0.01  # share of a control's latents
 
 
 class Verdicts(NamedTuple):
@@ -52,7 +53,7 @@ def verdicts(
     *,
     limits: tuple[float, float] = LIMITS,
     rate: float = 0.05,
-    rank: float = 0.01,
+    rank: float = RANK,
 ) -> Verdicts:
     """Give each latent the verdict that survives all controls.
 

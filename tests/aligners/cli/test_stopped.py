@@ -49,6 +49,10 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     ),
     "evaluate bijection": (STEP, ["{pair}", "{text}", "--steps=[100000]"]),
     "evaluate compare": (COMPARED, ["{pair}", "{text}"]),
+    "evaluate features": (
+        "aligners.injection.latents.latent_evaluation:LatentEvaluation.test_step",
+        ["--checkpoint={sparse}", "--data.batch_size=8"],
+    ),
     "evaluate inject": ("aligners.injection.injecting:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
     "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
     "evaluate similarity": (
@@ -82,6 +86,9 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
     pair = [f"--data.model_x={world.model_x}", f"--data.model_y={world.model_y}"]
     quick = [*text, "--data.sites=1", *QUIET, "--trainer.max_epochs=1"]
     train(["fit", *pair, *quick, "--model.aligners={linear: Linear}", f"--run={folder / 'fit'}"])
+    swapped = [f"--data.text.source={world.test}", f"--data.text.held_out={world.fit}", *quick[2:]]
+    dictionary = "{sparse: {class_path: SparseAligner, init_args: {latents: 100, active: 4}}}"
+    train(["fit", *pair, *swapped, f"--model.aligners={dictionary}", f"--run={folder / 'sparse'}"])
     three = ["--data.models", json.dumps([world.model_x, world.model_y, third])]
     train(["universe", *three, *quick, f"--run={folder / 'universe'}"])
     gpt = tiny_folder(folder / "gpt", "gpt2", task="causal")
@@ -99,6 +106,7 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
         "three": three, "fourth": ["--data.models", json.dumps([fourth])],
         "trees": [f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", *common],
         "fit": [str(folder / "fit" / "aligners.safetensors")],
+        "sparse": [str(folder / "sparse" / "aligners.safetensors")],
         "universe": [str(folder / "universe" / "universe.safetensors")],
         "world.model_x": [world.model_x],
     }  # fmt: skip

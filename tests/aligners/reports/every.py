@@ -241,6 +241,28 @@ def steering(sites: int, x: str = X) -> dict[str, list[Row]]:
     return {"rows": rows, "equal": equal, "generation": written, "samples": samples}
 
 
+def features(sites: int, x: str = X, y: str = Y) -> dict[str, Any]:
+    """Latents of every verdict at each site, by a control and dictionaries of two other seeds."""
+    norms = {"shared": 0.5, "undecided": 0.7, "x": 0.02, "y": 0.97}
+    rows, of_sites = [], []
+    for site in range(1, sites + 1):
+        about = {"model_x": x, "model_y": y, "site_x": site, "site_y": site}
+        for latent, (verdict, norm) in enumerate(norms.items()):
+            nu = 0.05 if verdict in ("x", "y") else 0.9
+            ratios = {"nu_error": nu, "nu_error_low": nu - 0.04, "nu_error_high": nu + 0.04}
+            ratios |= {"nu_rebuilt": nu / 2, "nu_rebuilt_low": 0.0, "nu_rebuilt_high": nu}
+            known = {"norm": norm, "p_own": 0.01, "p_shared": 0.9, "rank_own": 0.002, "fired": 0.03, "units": 90}
+            shares = {"variance_x": 0.01 * latent, "variance_y": 0.02}
+            rows.append(about | {"latent": latent, "verdict": verdict, **known, **shares, **ratios, "seeds": 1})
+        counts = {"n_texts": 600, "latents": 128, "live": 120, "shared": 90, "x": 3, "y": 4, "undecided": 23, "dead": 8}
+        norms_say = {"own_by_norm": 30, "own_by_norm_alone": 24}
+        of_sites.append(about | counts | norms_say | {"fvu_x": 0.2, "fvu_y": 0.25})
+    return {"rows": rows, "sites": of_sites}
+
+
+FEATURES_META: Row = {"false_own": 1.2, "error_rate": 0.17, "seeds": 2}
+
+
 def universe(sites: int, names: Sequence[str] = (X, Y, "embedded-gpt:2")) -> dict[str, list[Row]]:
     """The network and two others for three models, and the directions of its space."""
     trips = {"round_trip": 1e-5, "cycle": 0.1, "parameters": 99_000}
@@ -304,6 +326,7 @@ def every_kind(sites: int, **names: str) -> dict[str, Any]:
         "bijection": bijection(sites, **names),
         "carrying": carrying(sites, **names),
         "comparison": comparison(sites, **names),
+        "features": features(sites, **names),
         "finetuning": finetuning(sites),
         "fit": fit(sites, **names),
         "injection": injection(sites, **names),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.aligners.reports.every import carrying, compared, comparison, migration, steering
+from tests.aligners.reports.every import FEATURES_META, carrying, compared, comparison, features, migration, steering
 from tests.aligners.reports.made import printed, row, scored, stitched
 
 from aligners.reports.finished_runs import KINDS, make_report
@@ -76,6 +76,7 @@ INJECTION = [
     *(r | {"direction": "forward", "n_texts": 1200, **scored(0.69, 0.02)} for r in MAPS),
 ]
 STEERED = steering(1, "x")
+FEATURES: dict[str, Any] = features(1, "x", "y")
 COMPARED: dict[str, Any] = comparison(4)
 PENALTY = ("penalty", "penalty_low", "penalty_high")
 CARRIED: dict[str, Any] = carrying(1)
@@ -89,6 +90,14 @@ CASES: dict[str, tuple[list[Row], Row, str]] = {
         'most on tokens such as "film". There the old states, as they are, leave 0.02 [0.02, 0.02] of the variance',
     ),
     "carrying": (CARRIED.pop("rows"), CARRIED, "Carry: tone (forecast 0.800 [0.800, 0.800] of 0.800, as it is 0.800)."),
+    "features": (
+        FEATURES.pop("rows"),
+        FEATURES,
+        "Of 120 latents that fire on 600 held-out texts, at 1 site, 90 are shared, 3 are x's own, 4 y's own and 23 "
+        "undecided; by the controls the same rule makes about 1.2 own ones of nothing, a share of 17.0%. By the norms "
+        "of decoders alone (one at least nine times as long as the other) 30 would be own, of which 24 do not survive. "
+        "Of what the dictionary leaves, 20.0% of x's variance and 25.0% of y's variance, nothing is said.",
+    ),
     "finetuning": (finetuning(), {}, "highest with none, 70.0% [40.0%, 60.0%], and lowest with top-1"),
     "fit": (MAPS, {}, "inn 20.0% on types that no map was fitted on"),
     "injection": (INJECTION, {}, "y classifies 70.0% [68.0%, 72.0%] of 1,200 held-out texts correctly"),
@@ -115,7 +124,7 @@ CASES: dict[str, tuple[list[Row], Row, str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_page_begins_with_what_was_found(kind: str, tmp_path: Path) -> None:
     rows, more, part = CASES[kind]
-    meta: dict[str, Any] = {"majority_score": 0.5, "unit": "text", **MIGRATED["meta"], **compared(4)}
+    meta: dict[str, Any] = {"majority_score": 0.5, "unit": "text", **MIGRATED["meta"], **compared(4), **FEATURES_META}
     text = write_page(make_report(kind, meta, rows, **more), tmp_path).read_text(encoding="utf-8")
     lead = re.search(r'</h1>\n<p class="lead">(.*)</p>\n</header>', text)
     assert lead is not None
