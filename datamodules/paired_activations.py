@@ -478,8 +478,10 @@ class PairedActivations(TextModule):
         self.complete_store(self.splits)
         loaders = []
         for part in self._plan.parts:
-            order = {"whole": True, "group": self._plan.group}
-            loaders.append(self.loader("test", chosen=part, **order))
+            loader = self.loader(
+                "test", chosen=part, whole=True, group=self._plan.group
+            )
+            loaders.append(loader)
         if loaders:
             return loaders
         for split in self.splits:
