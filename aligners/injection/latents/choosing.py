@@ -52,32 +52,40 @@ def first_order(
         batches: what they computed on this rank's texts.
         slopes: whether gradients are taken; without, nothing is attributed.
     """
-    shape = pair.sizes
-    zeros = torch.zeros(shape, dtype=torch.float64, device=pair.device)
-    carried, fired, squares = zeros, zeros.clone(), zeros.clone()
-    totals = torch.zeros(2, dtype=torch.float64, device=pair.device)
-    differences = (
-        pair.dictionary.decoder_y - pair.dictionary.decoder_x if slopes else ()
-    )
+    zeros = torch.zeros(pair.sizes, dtype=torch.float64, device=pair.device)
+    carried = zeros
+    fired = zeros.clone()
+    squares = zeros.clone()
+    totals = zeros.new_zeros(2)
     for read in batches:
         kl = divergences(read.answers[Y], read.answers[X])
         totals[0] += kl.sum()
         totals[1] += len(kl)
         for place, entries in enumerate(read.entries):
-            latent, value = entries.latent, entries.value
+            latent = entries.latent
+            value = entries.value
             fired[place].index_add_(0, latent, torch.ones_like(value))
             squares[place].index_add_(0, latent, value**2)
             if slopes:
-                added = entries.rebuilt(differences[place], len(read.rows))
-                gradient = pair.slopes(read, place, added / 2).double()
-                along = entries.along(differences[place], gradient)
-                carried[place].index_add_(0, latent, -value * along)
+                taken = _taken_away(pair, read, place)
+                carried[place].index_add_(0, latent, taken)
     if not slopes:
         carried = carried + torch.nan
     divergence, units = summed(totals).tolist()
     return FirstOrder(
         summed(carried), summed(fired), summed(squares), divergence, int(units)
     )
+
+
+def _taken_away(pair: ModelPair, read: ReadBatch, place: int) -> Tensor:
+    """Return what each entry takes away from the divergence at a site, to first order: (E,) nats."""
+    entries = read.entries[place]
+    dictionary = pair.dictionary
+    difference = dictionary.decoder_y[place] - dictionary.decoder_x[place]
+    added = entries.rebuilt(difference, len(read.rows))
+    gradient = pair.slopes(read, place, added / 2)
+    along = entries.along(difference, gradient.double())
+    return -entries.value * along
 
 
 class Chosen(NamedTuple):
@@ -110,27 +118,37 @@ def choose(pair: ModelPair, found: FirstOrder, count: int, seed: int) -> list[Ch
         count: T.
         seed: seed of what is random.
     """
-    decoder_x, decoder_y = pair.dictionary.decoders
-    norms_y = decoder_y.square().sum(2)
-    order = found.carried
-    if not order.isfinite().all():
-        order = found.squares * (decoder_x.square().sum(2) + norms_y)
-    every = zip(order.cpu(), found.fired.cpu(), norms_y.cpu(), strict=True)
+    worth, norms_y = _worth(pair, found)
+    fired = found.fired.cpu()
     chosen = []
-    for place, (worth, fired, norm) in enumerate(every):
+    for place in range(len(worth)):
         draw = torch.Generator().manual_seed(seed + place)
-        live = fired.nonzero()[:, 0]
-        ranked = live[worth[live].argsort(descending=True, stable=True)]
-        first, rest = ranked[:count], ranked[count:].sort().values
+        live = fired[place].nonzero()[:, 0]
+        order = worth[place, live].argsort(descending=True, stable=True)
+        ranked = live[order]
+        first = ranked[:count]
+        rest = ranked[count:].sort().values
         drawn = torch.randperm(len(rest), generator=draw)[:count]
-        both = torch.cat([first, rest[drawn]])
-        candidates = live[norm[live] > 0]
+        random = rest[drawn]
+        candidates = live[norms_y[place, live] > 0]
         partners = []
-        for latent in both:
-            partners.append(_partner(latent, candidates, fired, draw))
-        numbers = first, rest[drawn], torch.tensor(partners, dtype=torch.long)
-        chosen.append(Chosen(*(part.to(pair.device) for part in numbers)))
+        for latent in torch.cat([first, random]):
+            partner = _partner(latent, candidates, fired[place], draw)
+            partners.append(partner)
+        numbers = first, random, torch.tensor(partners, dtype=torch.long)
+        of_site = Chosen(*(part.to(pair.device) for part in numbers))
+        chosen.append(of_site)
     return chosen
+
+
+def _worth(pair: ModelPair, found: FirstOrder) -> tuple[Tensor, Tensor]:
+    """Return by what latents are ranked, and ‖d_y,j‖², each (S, m) on the CPU."""
+    norms_x = pair.dictionary.decoder_x.square().sum(2)
+    norms_y = pair.dictionary.decoder_y.square().sum(2)
+    worth = found.carried
+    if not worth.isfinite().all():
+        worth = found.squares * (norms_x + norms_y)
+    return worth.cpu(), norms_y.cpu()
 
 
 def _partner(

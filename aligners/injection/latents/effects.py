@@ -278,11 +278,10 @@ def _cumulative_rows(place: int, of_site: _OfSite, seed: int) -> list[Row]:
     return rows
 
 
-def choose_texts(texts: TokenisedTexts, most: int | None, seed: int) -> list[int]:
-    """Draw the numbers of texts to read, ascending; all where there are no more than `most`, or it is None."""
-    every = np.arange(len(texts))
-    if most is None or len(every) <= most:
-        return every.tolist()
+def draw_texts(numbers: Sequence[int], most: int, seed: int) -> list[int]:
+    """Draw at most so many of the numbers of texts, ascending."""
+    if len(numbers) <= most:
+        return sorted(numbers)
     draw = np.random.default_rng(seed)
-    drawn = draw.permutation(every)[:most]
+    drawn = draw.permutation(np.array(numbers))[:most]
     return np.sort(drawn).tolist()

@@ -13,7 +13,12 @@ from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range, finite
 from aligners.fitting.saved_bank import FORWARD, StoredBank
 from aligners.injection.injecting import check_stored
-from aligners.injection.latents.latent_rows import latent_rows, site_rows
+from aligners.injection.latents.evaluated_effects import (
+    add_effects,
+    cumulative_rows,
+    evaluated_effects,
+)
+from aligners.injection.latents.latent_rows import head_of, latent_rows, site_rows
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.models.loading.load_models import check_precision
@@ -78,7 +83,10 @@ class LatentEvaluation(pl.LightningModule):
         spaces: "apart" reads each model along directions that are fitted for it; "one" reads both along decoders, for a
             model and its fine-tuning.
         units: most groups of texts, over which intervals and tests are made; with fewer texts each is one.
-        seed: of the resampling of groups.
+        effects: latents of each site whose effects on both models' answers are measured, and as many random ones; 0:
+            none. See `latent_effects`.
+        effect_texts: most texts on which effects are measured.
+        seed: of the resampling of groups, and of the texts and random latents of effects.
 
     Attributes:
         same: parts of same-model controls, by name, to be set before the test: see `verdicts`.
@@ -86,7 +94,8 @@ class LatentEvaluation(pl.LightningModule):
         found: once tested, what both models have of each latent.
         judged: the verdicts.
         rows: one for each latent that fired.
-        report_tables: `sites`, one row for each site.
+        report_tables: `sites`, one row for each site; `cumulative`, one for each number of latents that
+            were moved together, if any were.
         meta: what holds for all rows.
 
     Raises:
@@ -99,15 +108,21 @@ class LatentEvaluation(pl.LightningModule):
         dictionary: str | None = None,
         spaces: Spaces = "apart",
         units: int = 200,
+        effects: int = 20,
+        effect_texts: int = 64,
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_known(SPACES, spaces=spaces)
         check_range(least=LEAST_UNITS, units=units)
+        check_range(least=0, effects=effects)
+        check_range(least=1, effect_texts=effect_texts)
         self.bank = bank
         self.name, self.aligner = dictionary_of(bank, dictionary)
         self.spaces = spaces
         self.most_units = units
+        self.effects = effects
+        self.effect_texts = effect_texts
         self.seed = seed
         self.same: dict[str, Parts] = {}
         self.seeds: list[SparseAligner] = []
@@ -212,6 +227,7 @@ class LatentEvaluation(pl.LightningModule):
         self.found = self.measured.examined(norm)
         self.judged = self._judged(self.found)
         self._make_rows(self.measured)
+        self._add_effects()
 
     def _judged(self, found: Examination) -> Verdicts:
         return verdicts(found.parts, list(self.same.values()), [found.permuted])
@@ -236,6 +252,32 @@ class LatentEvaluation(pl.LightningModule):
         texts: int = self.meta["n_texts"]
         of_sites = site_rows(places, self.found, self.judged, fvu, texts)
         self.report_tables = {"sites": of_sites}
+
+    def _add_effects(self) -> None:
+        """Measure what latents do in both models, and add it to the rows."""
+        sites = self.stream.reader.sites
+        if not self.effects:
+            add_effects(self.rows, sites, None)
+            return
+        measured = range(1, len(self.stream.split("test")), 2)
+        found = evaluated_effects(
+            self.stream,
+            self.aligner,
+            measured,
+            count=self.effects,
+            texts=self.effect_texts,
+            seed=self.seed,
+        )
+        if isinstance(found, str):
+            self.meta["effects"] = {"not_measured": found}
+            add_effects(self.rows, sites, None)
+            return
+        self.meta["effects"] = found.meta
+        add_effects(self.rows, sites, found)
+        heads = [head_of(place) for place in self.stream.reader.places()]
+        together = cumulative_rows(found, heads)
+        if together:
+            self.report_tables["cumulative"] = together
 
     def _recurrences(self) -> Tensor | None:
         """Count the dictionaries of other seeds in which each latent recurs, (S, m); None without any."""

@@ -35,9 +35,10 @@ def moves_of(chosen: Chosen, latents: int) -> list[Move]:
     moves = []
     for latent in chosen.every.split(1):
         moves.append(Move("one", 1, latent))
-    for what, numbers in (("first", chosen.first), ("random", chosen.random)):
-        for count in steps_to(len(numbers)):
-            moves.append(Move(what, count, numbers[:count]))
+    for count in steps_to(len(chosen.first)):
+        moves.append(Move("first", count, chosen.first[:count]))
+    for count in steps_to(len(chosen.random)):
+        moves.append(Move("random", count, chosen.random[:count]))
     for what in ("all", "reconstruction", "state"):
         moves.append(Move(what, latents))
     return moves
@@ -46,7 +47,9 @@ def moves_of(chosen: Chosen, latents: int) -> list[Move]:
 def steps_to(count: int) -> list[int]:
     """The numbers of latents that are moved together, up to a number and with it."""
     below = [step for step in STEPS if step < count]
-    return [*below, count] if count else below
+    if count:
+        below.append(count)
+    return below
 
 
 def moved_divergences(
@@ -71,18 +74,21 @@ def _added(
     pair: ModelPair, read: ReadBatch, place: int, move: Move
 ) -> tuple[Tensor, Tensor]:
     """Return what a move adds to X's rows (N, d), and the numbers of the texts in which it adds something."""
-    rows = read.vectors[X][place]
+    vectors = read.vectors[X][place]
     every = read.rows.owner.unique()
     if move.what == "state":
-        return read.vectors[Y][place].double() - rows, every
+        of_y = read.vectors[Y][place]
+        return of_y.double() - vectors, every
+
     dictionary = pair.dictionary
     difference = dictionary.decoder_y[place] - dictionary.decoder_x[place]
     entries = read.entries[place]
     if move.latents is not None:
         entries = only(entries, move.latents)
-    added = entries.rebuilt(difference, len(rows))
+    added = entries.rebuilt(difference, len(vectors))
     if move.what == "reconstruction":
-        return added + dictionary.bias_y[place] - dictionary.bias_x[place], every
+        biases = dictionary.bias_y[place] - dictionary.bias_x[place]
+        return added + biases, every
     return added, read.texts_of(entries)
 
 

@@ -25,24 +25,28 @@ def shift_sums(
     and of Y, and n of the null; of KL(own answers ‖ shifted ones) in nats; and of rows on which the latent fires. The
     null takes another latent's direction out of the same rows of Y, as long as the longer part of this one.
     """
-    entries = read.entries[place]
-    decoder_x, decoder_y = (each[place] for each in pair.dictionary.decoders)
+    decoder_x = pair.dictionary.decoder_x[place]
+    decoder_y = pair.dictionary.decoder_y[place]
     for latent, partner in zip(chosen.every, chosen.partners, strict=True):
-        of_latent = only(entries, latent)
-        sums = decoder_x.new_zeros(len(QUANTITIES), read.rows.texts)
+        of_latent = only(read.entries[place], latent)
         texts = read.texts_of(of_latent)
-        if len(texts):
-            codes = decoder_x.new_zeros(len(read.rows), 1)
-            codes[of_latent.row, 0] = of_latent.value
-            null = _as_long(decoder_y[partner], decoder_x[latent], decoder_y[latent])
-            taken = (X, decoder_x[latent]), (Y, decoder_y[latent]), (Y, null)
-            shifted = []
-            for side, direction in taken:
-                added = -codes * direction
-                shifted.append(pair.moved(read, side, place, added, texts))
-            sums[:-1] = _products(read, shifted)
-            fired = (codes[:, 0] > 0).double()
-            sums[-1] = per_text_sums(fired, read.rows)
+        sums = decoder_x.new_zeros(len(QUANTITIES), read.rows.texts)
+        if not len(texts):
+            yield sums
+            continue
+        codes = decoder_x.new_zeros(len(read.rows), 1)
+        codes[of_latent.row, 0] = of_latent.value
+        part_x = decoder_x[latent]
+        part_y = decoder_y[latent]
+        null = _as_long(decoder_y[partner], part_x, part_y)
+        shifted = []
+        for side, direction in ((X, part_x), (Y, part_y), (Y, null)):
+            added = -codes * direction
+            moved = pair.moved(read, side, place, added, texts)
+            shifted.append(moved)
+        sums[:-1] = _products(read, shifted)
+        fired = (codes[:, 0] > 0).double()
+        sums[-1] = per_text_sums(fired, read.rows)
         yield sums
 
 
@@ -50,27 +54,41 @@ def _as_long(direction: Tensor, *others: Tensor) -> Tensor:
     """Return a direction with the length of the longest of others."""
     lengths = [torch.linalg.vector_norm(other) for other in others]
     longest = torch.stack(lengths).max()
-    return torch.nn.functional.normalize(direction, dim=0) * longest
+    unit = torch.nn.functional.normalize(direction, dim=0)
+    return unit * longest
 
 
 def _products(read: ReadBatch, shifted: list[Moved]) -> Tensor:
     """Return the sums of products of shifts, and of divergences, over each text of the batch: (7, B)."""
     units = shifted[0].units
-    found = []
+    targets = read.task.targets
     size = max(1, UNITS // read.answers[X].shape[-1])
-    for part in torch.arange(len(units), device=units.device).split(size):
+    every = torch.arange(len(units), device=units.device)
+    found = []
+    for part in every.split(size):
         rows = units[part]
-        own_x, own_y = (logits[rows] for logits in read.answers)
-        of_x, of_y, of_null = (each.logits[part] for each in shifted)
-        x = _shift(own_x, of_x)
-        y = _shift(own_y, of_y)
-        n = _shift(own_y, of_null)
-        products = [(a * b).sum(1) for a, b in ((x, x), (y, y), (x, y), (n, n), (x, n))]
-        kl = divergences(own_x, of_x), divergences(own_y, of_y)
-        found.append(torch.stack([*products, *kl]))
-    values = found[0].new_zeros(len(found[0]), len(read.task.targets))
+        own_x = read.answers[X][rows]
+        own_y = read.answers[Y][rows]
+        moved = [each.logits[part] for each in shifted]
+        found.append(_of_units(own_x, own_y, moved))
+    values = found[0].new_zeros(len(found[0]), len(targets))
     values[:, units] = torch.cat(found, 1)
-    return per_text_sums(values, read.task.targets)
+    return per_text_sums(values, targets)
+
+
+def _of_units(own_x: Tensor, own_y: Tensor, moved: list[Tensor]) -> Tensor:
+    """Return the quantities of units, but the number of rows: logits (U', C) → (7, U')."""
+    of_x, of_y, of_null = moved
+    x = _shift(own_x, of_x)
+    y = _shift(own_y, of_y)
+    n = _shift(own_y, of_null)
+    quantities = []
+    for one, other in ((x, x), (y, y), (x, y), (n, n), (x, n)):
+        product = torch.linalg.vecdot(one, other)
+        quantities.append(product)
+    quantities.append(divergences(own_x, of_x))
+    quantities.append(divergences(own_y, of_y))
+    return torch.stack(quantities)
 
 
 def _shift(own: Tensor, moved: Tensor) -> Tensor:

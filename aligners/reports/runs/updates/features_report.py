@@ -16,6 +16,7 @@ from aligners.reports.names import (
     with_short_names,
 )
 from aligners.reports.report import Report, Row, grouped, number, where
+from aligners.reports.runs.updates.latent_effects import effect_sentences, effect_tables
 from aligners.reports.screen import SiteTable
 
 PANEL = (3.2, 2.6)
@@ -31,14 +32,21 @@ COLOURS = {
 }
 
 
-def report(meta: Row, rows: Sequence[Row], sites: Sequence[Row]) -> Report:
+def report(
+    meta: Row, rows: Sequence[Row], sites: Sequence[Row], cumulative: Sequence[Row] = ()
+) -> Report:
     """Make the report.
 
     Args:
         meta: what holds for all rows.
         rows: one for each latent that fired.
         sites: one for each site.
+        cumulative: one for each number of latents that were moved from Y to X together.
     """
+    tables = {"sites": sites}
+    if cumulative:
+        tables["cumulative"] = cumulative
+    together = with_short_names(cumulative)
     shown = with_short_names(rows)
     by_site = with_short_names(sites)
     words = words_of(by_site[0])
@@ -46,11 +54,18 @@ def report(meta: Row, rows: Sequence[Row], sites: Sequence[Row]) -> Report:
         "features",
         meta,
         rows,
-        {"sites": sites},
+        tables,
         figures={"features": partial(figure, shown, words)},
-        screen=[_table_of_sites(by_site, words), *_largest(shown, words)],
+        screen=[
+            _table_of_sites(by_site, words),
+            *effect_tables(shown, together, words),
+            *_largest(shown, words),
+        ],
         lead=lead(meta, by_site, words),
-        sentences=_further(meta, by_site, words),
+        sentences=[
+            *effect_sentences(meta, shown, together),
+            *_further(meta, by_site, words),
+        ],
     )
 
 

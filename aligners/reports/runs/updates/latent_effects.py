@@ -1,0 +1,149 @@
+"""What a report says of latents in both models: how much of a change they carry, and what their loss shifts."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from aligners.reports.names import aligned, percentage, plain_number, site_name
+from aligners.reports.report import Row, number, where
+from aligners.reports.screen import SiteTable
+
+SHOWN = 20  # latents in the table
+NAMED = 5  # latents that a sentence is about
+MOVED = {
+    "first": "first {}",
+    "all": "all",
+    "reconstruction": "all, and biases",
+    "state": "whole state",
+}
+
+
+def effect_sentences(
+    meta: Row, rows: Sequence[Row], cumulative: Sequence[Row]
+) -> list[str]:
+    """Say what the first latents carry of the change, and how alike shifts are where latents are taken out.
+
+    Args:
+        meta: what holds for all rows.
+        rows: of latents, with short names of models.
+        cumulative: of latents that were moved together.
+    """
+    about = meta.get("effects")
+    if not about:
+        return []
+    if "not_measured" in about:
+        return [
+            f"What latents do in the models was not measured: {about['not_measured']}."
+        ]
+    said = []
+    if cumulative:
+        said.append(_carried(about, cumulative))
+    elif about["not_carried"]:
+        said.append(
+            f"No latent was moved from one model to the other: {about['not_carried']}."
+        )
+    alike = _alike(rows)
+    if alike:
+        said.append(alike)
+    return said
+
+
+def _carried(about: Row, cumulative: Sequence[Row]) -> str:
+    """Say what the first latents of the best site recover, beside random ones, all, and the whole state."""
+    firsts = [
+        row
+        for row in where(cumulative, moved="first")
+        if row["latents"] <= NAMED and row["recovered"] is not None
+    ]
+    if not firsts:
+        return "No latent carries any of the change of the answers."
+    best = max(firsts, key=lambda row: row["recovered"])
+    place = {name: best[name] for name in ("site_x", "site_y")}
+    (every,) = where(cumulative, moved="all", **place)
+    (state,) = where(cumulative, moved="state", **place)
+    x, y = best["model_x"], best["model_y"]
+    divergence = plain_number(about["divergence"], 2)
+    latents = (
+        "the first latent" if best["latents"] == 1 else f"{best['latents']} latents"
+    )
+    floor = ""
+    if best["random"] is not None:
+        floor = f", as many random ones {percentage(best['random'])}"
+    return (
+        f"Moved from {y}'s states to {x}'s at site {_place(best)}, {latents} recover "
+        f"{_share(best)} of the change of the answers ({divergence} nats){floor}, all latents {_share(every)}, "
+        f"{y}'s whole state {_share(state)}."
+    )
+
+
+def _share(row: Row) -> str:
+    """A share that is recovered, with its interval."""
+    if row["recovered_low"] is None:
+        return percentage(row["recovered"])
+    low = percentage(row["recovered_low"])
+    high = percentage(row["recovered_high"])
+    return f"{percentage(row['recovered'])} [{low}, {high}]"
+
+
+def _alike(rows: Sequence[Row]) -> str:
+    """Say how alike both models' answers shift where shared and own latents are taken out."""
+    parts = []
+    for name, verdicts in (("shared", ["shared"]), ("own", ["x", "y"])):
+        some = [row for row in rows if row["verdict"] in verdicts]
+        known = [row for row in some if row.get("correlation") is not None]
+        if known:
+            middle = median(row["correlation"] for row in known)
+            nulls = [number(row["correlation_null"]) for row in known]
+            null = plain_number(median(nulls), 2)
+            parts.append(
+                f"of {len(known)} {name} ones {plain_number(middle, 2)} (another direction in the same places: {null})"
+            )
+    if not parts:
+        return ""
+    return (
+        "Where a latent is taken out of both models' states, their answers shift with a median correlation, "
+        f"{', '.join(parts)}."
+    )
+
+
+def effect_tables(
+    rows: Sequence[Row], cumulative: Sequence[Row], words: dict[str, str]
+) -> list[SiteTable]:
+    """List the latents that carry most of the change, or whose loss was measured, and what they recover together.
+
+    Args:
+        rows: of latents, with short names of models.
+        cumulative: of latents that were moved together.
+        words: what verdicts are called.
+    """
+    measured = [row for row in rows if row.get("shift_y") is not None]
+    if not measured:
+        return []
+    measured.sort(key=lambda row: -number(row["recovered"] or row["correlation"] or 0))
+    headings = ["latent", "is", "recovered, %", "attributed, %", "correlation", "null"]
+    each = SiteTable("Latents by what they recover", ["site"], headings, {})
+    for row in measured[:SHOWN]:
+        shares = [_percent(row["recovered"]), _percent(row["attributed"])]
+        alike = [aligned(row["correlation"], 2), aligned(row["correlation_null"], 2)]
+        name = words[row["verdict"]]
+        each.add_row(_place(row), str(row["latent"]), name, *shares, *alike)
+    if not cumulative:
+        return [each]
+    together = SiteTable(
+        "Latents moved together",
+        ["site"],
+        ["moved", "recovered, %", "random ones, %"],
+        {},
+    )
+    for row in cumulative:
+        moved = MOVED[row["moved"]].format(row["latents"])
+        figures = _percent(row["recovered"]), _percent(row["random"])
+        together.add_row(_place(row), moved, *figures)
+    return [each, together]
+
+
+def _percent(share: float | None) -> str:
+    return aligned(None if share is None else 100 * share, 1)
+
+
+def _place(row: Row) -> str:
+    return site_name((row["site_x"], row["site_y"]))
