@@ -55,28 +55,42 @@ class Neighbours(NamedTuple):
         Raises:
             ValueError: some row has fewer than k others.
         """
-        own = torch.arange(len(rows), device=rows.device)
+        n = len(rows)
         if groups is not None:
-            own = groups.to(rows.device)
-        _check_k(k, own)
+            groups = groups.to(rows.device)
+        _check_k(k, n, groups)
         directions = _Directions.of(rows)
-        step = max(AT_ONCE // len(rows), 1)
-        parts = []
-        for start in range(0, len(rows), step):
-            parts.append(_nearest(directions, start, step, k, own))
-        place, weight, cosine = map(torch.cat, zip(*parts, strict=True))
-        return cls(len(rows), k, place, weight, cosine)
+        step = max(AT_ONCE // n, 1)
+        blocks = []
+        for start in range(0, n, step):
+            block = _Block.of(directions, start, step, groups)
+            blocks.append(block.nearest(k))
+        places, weights, cosines = zip(*blocks, strict=True)
+        place = torch.cat(places)
+        weight = torch.cat(weights)
+        cosine = torch.cat(cosines)
+        return cls(n, k, place, weight, cosine)
+
+    @property
+    def row(self) -> Tensor:
+        """Number of each row, i, (E,)."""
+        return self.place // self.n
+
+    @property
+    def other(self) -> Tensor:
+        """Number of each neighbour, j, (E,)."""
+        return self.place % self.n
 
     def reordered(self, order: Tensor) -> Self:
         """Return the neighbours of the rows in another order: row i is then what was row `order[i]`."""
-        now = torch.empty_like(order)
-        now[order] = torch.arange(self.n, device=order.device)
-        row = now[self.place // self.n]
-        other = now[self.place % self.n]
-        place, sorting = (row * self.n + other).sort()
+        now = order.argsort()
+        row = now[self.row]
+        other = now[self.other]
+        moved = row * self.n + other
+        place, sorting = moved.sort()
         weight = self.weight[sorting]
         cosine = self.cosine[sorting]
-        return self._replace(place=place, weight=weight, cosine=cosine)
+        return type(self)(self.n, self.k, place, weight, cosine)
 
 
 class _Directions(NamedTuple):
@@ -89,64 +103,105 @@ class _Directions(NamedTuple):
     @classmethod
     def of(cls, rows: Tensor) -> Self:
         """Make them of any rows (N, d)."""
-        centred = pairs.CentredRows(rows[None], of_length_one=True)
+        layer = rows[None]
+        centred = pairs.CentredRows(layer, of_length_one=True)
         directions = centred[:, :][0]
         squares = torch.linalg.vecdot(directions, directions)
-        return cls(directions, squares, TIE * float(squares.mean()))
+        spread = float(squares.mean())
+        return cls(directions, squares, TIE * spread)
 
 
-def _nearest(
-    directions: _Directions, start: int, step: int, k: int, own: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Places, weights and cosines of the neighbours of the rows from `start` on, (E,) each."""
-    rows, squares, tie = directions
-    some = slice(start, start + step)
-    # cos(i, j) − 1 + ‖w_i‖²/2, which nothing cancels in where all rows have nearly one direction
-    nearness = rows[some] @ rows.T
-    nearness -= squares / 2
-    nearness.masked_fill_(own[some, None] == own, -torch.inf)
-    last, row, other = _candidates(nearness, k, tie)
-    near = nearness[row, other]
-    weight = _weights(row, near > last[row] + tie, k)
-    cosine = 1 - squares[some][row] / 2 + near
-    return (row + start) * len(rows) + other, weight, cosine
+class _Block(NamedTuple):
+    """Cosines of some rows with all.
+
+    Attributes:
+        start: number of the first row.
+        squares: ‖w_i‖² of the rows, (M,).
+        nearness: cos(i, j) − 1 + ‖w_i‖²/2, which nothing cancels in where all rows have nearly one direction, (M, N);
+            −∞ where j is no neighbour of i.
+        tie: as of `_Directions`.
+    """
+
+    start: int
+    squares: Tensor
+    nearness: Tensor
+    tie: float
+
+    @classmethod
+    def of(
+        cls, directions: _Directions, start: int, step: int, groups: Tensor | None
+    ) -> Self:
+        """Compute them for up to `step` rows."""
+        rows, squares, tie = directions
+        some = slice(start, start + step)
+        nearness = rows[some] @ rows.T
+        nearness -= squares / 2
+        if groups is None:
+            itself = nearness.diagonal(start)
+            itself.fill_(-torch.inf)
+        else:
+            own = groups[some, None] == groups
+            nearness.masked_fill_(own, -torch.inf)
+        return cls(start, squares[some], nearness, tie)
+
+    def nearest(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Places, weights and cosines of the neighbours of the rows, (E,) each."""
+        last, row, other = self._candidates(k)
+        near = self.nearness[row, other]
+        surely = near > last[row] + self.tie
+        weight = _weights(row, surely, k)
+        cosine = 1 - self.squares[row] / 2 + near
+        n = self.nearness.shape[1]
+        place = (row + self.start) * n + other
+        return place, weight, cosine
+
+    def _candidates(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The k-th largest of each row, (M,); rows and columns of those as large, in order, (E,) each.
+
+        They are looked for among the 2k largest; where more than these may be tied, among all.
+        """
+        n = self.nearness.shape[1]
+        count = min(2 * k, n)
+        largest, columns = self.nearness.topk(count)
+        last = largest[:, k - 1]
+        least = last[:, None] - self.tie
+        near = largest >= least
+        if near[:, -1].any():
+            every = self.nearness >= least
+            row, other = every.nonzero(as_tuple=True)
+            return last, row, other
+        ordered = columns.where(near, n).sort().values
+        there = ordered < n
+        row, _ = there.nonzero(as_tuple=True)
+        return last, row, ordered[there]
 
 
-def _check_k(k: int, own: Tensor) -> None:
+def _check_k(k: int, n: int, groups: Tensor | None) -> None:
     """Raise unless every row has at least k others that are not of its group."""
     check_range(least=1, k=k)
-    _, sizes = own.unique(return_counts=True)
-    most = len(own) - int(sizes.max())
-    if k > most:
-        whose = "that are not of its own group" if len(sizes) < len(own) else ""
-        raise UserError(
-            f"Expected `k` of at most {most}, as some row has only so many others {whose}".rstrip()
-            + f" among {len(own)} rows, but got {k}. Give more rows, or a smaller `k`."
-        )
-
-
-def _candidates(nearness: Tensor, k: int, tie: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The k-th largest of each row of a block (M, N), (M,); rows and columns of those as large, in order, (E,) each.
-
-    They are looked for among the 2k largest; where more than these may be tied, among all.
-    """
-    largest, columns = nearness.topk(min(2 * k, nearness.shape[1]))
-    last = largest[:, k - 1]
-    near = largest >= last[:, None] - tie
-    if near[:, -1].any():
-        near = nearness >= last[:, None] - tie
-        row, column = near.nonzero(as_tuple=True)
-        return last, row, column
-    columns = columns.where(near, nearness.shape[1]).sort().values
-    row, place = (columns < nearness.shape[1]).nonzero(as_tuple=True)
-    return last, row, columns[row, place]
+    largest = 1
+    if groups is not None:
+        _, sizes = groups.unique(return_counts=True)
+        largest = int(sizes.max())
+    most = n - largest
+    if k <= most:
+        return
+    others = "others"
+    if largest > 1:
+        others = "others that are not of its own group"
+    raise UserError(
+        f"Expected `k` of at most {most}, as some row has only so many {others} among {n} rows, but got {k}. Give more "
+        "rows, or a smaller `k`."
+    )
 
 
 def _weights(row: Tensor, surely: Tensor, k: int) -> Tensor:
     """Weights of the neighbours of each row, (E,): 1 of those surely among its k, and of those tied their share."""
     count = row.bincount()
     sure = row[surely].bincount(minlength=len(count))
-    share = (k - sure).double() / (count - sure)
+    places = k - sure
+    tied = count - sure
+    share = places.double() / tied
     return share[row].where(~surely, 1)
 
 
@@ -259,7 +314,11 @@ def neighbours_of(
         )
     check_lengths(name, rows)
     _check_directions(name, rows)
-    return [Neighbours.of(layer, k, groups) for layer in rows]
+    found = []
+    for layer in rows:
+        near = Neighbours.of(layer, k, groups)
+        found.append(near)
+    return found
 
 
 def of_pairs(
@@ -268,8 +327,9 @@ def of_pairs(
     """Compute a formula of the neighbours of each layer of X and each of Y, (L_x, L_y)."""
     grid = []
     for near_x in of_x:
-        row = [formula(near_x, near_y) for near_y in of_y]
-        grid.append(torch.stack(row))
+        values = [formula(near_x, near_y) for near_y in of_y]
+        row = torch.stack(values)
+        grid.append(row)
     return torch.stack(grid)
 
 
@@ -278,8 +338,9 @@ def _check_directions(name: str, layers: Tensor) -> None:
     bad = []
     for layer in layers.split(1):
         centred = pairs.CentredRows(layer, of_length_one=True)
-        rows = centred[:, :]
-        bad.append(rows.square().sum(-1).mean() <= _CONSTANT)
+        squares = centred[:, :].square()
+        spread = squares.sum(-1).mean()
+        bad.append(spread <= _CONSTANT)
     refuse_layers(
         torch.stack(bad),
         name,
@@ -291,61 +352,93 @@ def _check_directions(name: str, layers: Tensor) -> None:
 # ---------------------------------------------------------------------- formulas
 
 
+class _Common(NamedTuple):
+    """Neighbours that two layers have in common.
+
+    Attributes:
+        place: as of `Neighbours`, (C,).
+        weight: the smaller of the two, (C,).
+        cosines: in the one layer and in the other, (C,) each.
+    """
+
+    place: Tensor
+    weight: Tensor
+    cosines: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, a: Neighbours, b: Neighbours) -> Self:
+        """Find them."""
+        at, there = _found(b.place, a.place)
+        at = at[there]
+        smaller = torch.minimum(a.weight[there], b.weight[at])
+        cosines = a.cosine[there], b.cosine[at]
+        return cls(a.place[there], smaller, cosines)
+
+
+def _found(places: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where among ordered places (E,) each wanted one (F,) is, and whether it is there, (F,) each."""
+    at = torch.searchsorted(places, wanted)
+    at.clamp_(max=len(places) - 1)
+    return at, places[at] == wanted
+
+
 def mutual(a: Neighbours, b: Neighbours) -> Tensor:
     """Compute `mutual_knn` of one pair of layers from their neighbours."""
-    _, _, shared = _common(a, b)
-    return shared.sum() / (a.n * a.k)
+    shared = _Common.of(a, b).weight
+    every = a.n * a.k
+    return shared.sum() / every
 
 
 def jaccard(a: Neighbours, b: Neighbours) -> Tensor:
     """Compute `jaccard_knn` likewise."""
-    in_a, _, shared = _common(a, b)
-    both = shared.new_zeros(a.n)
-    both.index_add_(0, a.place[in_a] // a.n, shared)
+    common = _Common.of(a, b)
+    row = common.place // a.n
+    both = common.weight.new_zeros(a.n)
+    both.index_add_(0, row, common.weight)
     either = 2 * a.k - both
-    return (both / either).mean()
+    shares = both / either
+    return shares.mean()
 
 
 def local_cka(a: Neighbours, b: Neighbours) -> Tensor:
     """Compute `cknna` likewise."""
-    in_a, in_b, shared = _common(a, b)
-    cosines = a.cosine[in_a], b.cosine[in_b]
-    between = _hsic(a.n, a.place[in_a], shared * cosines[0], shared * cosines[1])
-    within = []
-    for near in (a, b):
-        values = near.weight * near.cosine
-        within.append(_hsic(near.n, near.place, values, values))
-    product = within[0] * within[1]
-    if not (within[0] > 0 and within[1] > 0):
+    common = _Common.of(a, b)
+    of_a, of_b = common.cosines
+    weighted_a = common.weight * of_a
+    weighted_b = common.weight * of_b
+    between = _hsic(a.n, common.place, weighted_a, weighted_b)
+    of_x = _hsic_with_itself(a)
+    of_y = _hsic_with_itself(b)
+    product = of_x * of_y
+    if not (of_x > 0 and of_y > 0):
         raise UserError(
             "CKNNA expects a positive HSIC of each layer's neighbourhoods with themselves, but got "
-            f"{float(within[0]):.3g} and {float(within[1]):.3g}. Give more rows, or a larger `k`."
+            f"{float(of_x):.3g} and {float(of_y):.3g}. Give more rows, or a larger `k`."
         )
     return between / product.sqrt()
 
 
-def _common(a: Neighbours, b: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
-    """Which entries of each are in both, (C,) each, and the smaller of their weights."""
-    at = torch.searchsorted(b.place, a.place)
-    at.clamp_(max=len(b.place) - 1)
-    in_a = (b.place[at] == a.place).nonzero()[:, 0]
-    in_b = at[in_a]
-    return in_a, in_b, torch.minimum(a.weight[in_a], b.weight[in_b])
+def _hsic_with_itself(near: Neighbours) -> Tensor:
+    values = near.weight * near.cosine
+    return _hsic(near.n, near.place, values, values)
 
 
 def _hsic(n: int, place: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """HSIC₁ of two matrices that are zero except at the same places, where they have `a` and `b`, (C,) each."""
-    row = place // n
-    column = place % n
     if not len(place):
         return a.sum()
-    mirrored = column * n + row
-    at = torch.searchsorted(place, mirrored)
-    at.clamp_(max=len(place) - 1)
-    there = place[at] == mirrored
-    traced = (a * b[at])[there].sum()
-    columns = a.new_zeros(n).index_add_(0, column, a)
-    rows = b.new_zeros(n).index_add_(0, row, b)
-    totals = a.sum() * b.sum() / ((n - 1) * (n - 2))
-    crossed = 2 * (columns @ rows) / (n - 2)
-    return (traced + totals - crossed) / (n * (n - 3))
+    row = place // n
+    column = place % n
+    at, there = _found(place, column * n + row)
+    mirrored = a * b[at]
+    traced = mirrored[there].sum()
+    columns = a.new_zeros(n)
+    columns.index_add_(0, column, a)
+    rows = b.new_zeros(n)
+    rows.index_add_(0, row, b)
+    totals = a.sum() * b.sum()
+    totals = totals / ((n - 1) * (n - 2))
+    crossed = 2 * (columns @ rows)
+    crossed = crossed / (n - 2)
+    total = traced + totals - crossed
+    return total / (n * (n - 3))
