@@ -111,7 +111,7 @@ def test_what_needs_a_model_is_refused_before_any_cell_runs(
     ("program", "words", "said"),
     [
         (train, "fit --data.model_x {0} --data.model_y {1} --data.text.source b.csv", r"`data\.text\.source` 'b\.csv'"),
-        (train, "universe --data.models {0} {1} {2} --data.packed true", r"`data\.packed`"),
+        (train, "universe --data.models {0} {1} {2} --data.text.label_column b", r"`data\.text\.label_column`"),
         (evaluate, "similarity --data.models {0} {1} --data.component mlp", r"no `data\.component` .* but got 'mlp'"),
         (evaluate, "inject --closed_form+ linear --data.model_x {0} --data.model_y {1} --generate 2", r"no `generate`"),
         (evaluate, "inject --closed_form+ linear --data.model_x {0} --data.model_y {1} --kl true", r"no `kl`"),
