@@ -169,7 +169,7 @@ def test_a_drawing_stays_within_its_frame(drawing: Path) -> None:
     for part in root.iter():
         for name in ("x", "y", "x2", "y2", "cx", "cy"):
             assert 0 <= float(part.attrib.get(name, 0)) <= (width if "x" in name else height)
-    assert len(DRAWINGS) == 9
+    assert len(DRAWINGS) == 10
 
 
 def test_every_figure_of_the_site_can_be_read_on_a_phone() -> None:

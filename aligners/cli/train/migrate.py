@@ -59,19 +59,20 @@ def migrate(
             files; NAME:width=256 keeps the first 256 numbers. Vectors are a .npy or Parquet file, row by row those of
             the texts (by id where both have ids), or a folder with texts.npy and, for judged queries, corpus.npy and
             queries.npy, or .parquet.
-        new: The model that takes its place, likewise.
-        texts: Texts of the pairs: a line each, or JSON lines, CSV or TSV with `text`, and `_id` and `domain` if known.
-        queries: BEIR's folder of queries.jsonl, corpus.jsonl and qrels.tsv. Pieces of the texts are then embedded as
-            queries, too, to fit maps on and choose them by. Default: held-out texts are queries, and
-            what re-embedding finds counts as relevant.
+        new: The model that takes its place, or its vectors, likewise.
+        texts: File of some thousand texts that maps are fitted on: a line each, or JSON lines, CSV or TSV with
+            `text`, and `_id` and `domain` if known.
+        queries: Folder of judged queries, as BEIR has them (queries.jsonl, corpus.jsonl, qrels.tsv). Pieces of the
+            texts are then embedded as queries, too, to fit maps on and choose them by. Default: held-out texts are
+            queries, and what re-embedding finds counts as relevant.
         maps: Maps to fit, of which validation pairs choose one: procrustes, scaled_procrustes, linear, ridge, mlp, inn.
         pairs: Numbers of pairs to fit on, besides all.
         held_out_domains: Domains that no map is fitted on.
         index: A .npy or Parquet file of old vectors, which is mapped to mapped.npy. It may be larger than memory.
-        outputs: What is written: npy, parquet, faiss (a mapped index); onnx (the maps).
+        outputs: What is written, out of npy, parquet and faiss (the mapped index) and onnx (the maps).
         similarity: What the index sorts by: cosine, or dot.
         prompts_old: The old model's prompts, in place of its own: a `query` and a `document`.
-        prompts_new: The new model's: '{query: "query: ", document: "passage: "}' for E5.
+        prompts_new: The new model's prompts, likewise; for E5 '{query: "query: ", document: "passage: "}'.
         max_tokens: Tokens after which both models cut texts. Default: their own.
         batch_size: Texts to embed at a time.
         least_recall: Relative recall@10 that is asked for. Below it, the report advises against the map. Default: 0.97

@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aligners.fitting.migration.forecast import PARTS, Search, line_to, log_odds, share
+from aligners.fitting.migration.forecast import (
+    LEAST,
+    PARTS,
+    Search,
+    line_to,
+    log_odds,
+    share,
+)
 from aligners.fitting.migration.search import (
     METRICS,
     TOP,
@@ -94,9 +101,11 @@ def forecast_by_pieces(
     sizes = []
     ranks = []
     for divisor in PARTS:
-        order = draw.permutation(documents)
-        part = order[: documents // divisor]
-        sizes.append(len(part))
+        number = documents // divisor
+        if number < LEAST and divisor > 1:
+            continue  # all are found among so few, and a line through that leads anywhere
+        part = draw.permutation(documents)[:number]
+        sizes.append(number)
         ranks.append(_ranks_in(made, part))
     line = line_to(np.log(sizes), np.log(size))
 

@@ -44,17 +44,19 @@ def nearest(
     _check_index(queries, index, k)
     asked = _rows(queries, similarity, device)
     number = len(asked)
-    values = torch.zeros(number, 0, device=device)
-    places = torch.zeros(number, 0, dtype=torch.long, device=device)
-    step = max(k, AT_ONCE // max(1, number))
+    values = asked.new_zeros(number, 0)
+    places = values.long()
+    fitting = AT_ONCE // max(1, number)
+    step = max(k, fitting)
     for start in range(0, len(index), step):
         stop = start + step
         part = _rows(index[start:stop], similarity, device)
         similar = asked @ part.T
         found, at = _largest(similar, k)
         # the best so far, and the best of this part
+        at += start
         values = torch.cat([values, found], 1)
-        places = torch.cat([places, start + at], 1)
+        places = torch.cat([places, at], 1)
         values, at = _largest(values, k)
         places = places.gather(1, at)
     return places.cpu().numpy()
@@ -106,15 +108,20 @@ def scores(
         found: (Q, 10) places of documents, the nearest first.
         relevant: for each query, place of a relevant document -> its gain, above 0.
     """
-    columns: dict[str, list[float]] = {name: [] for name in METRICS}
+    first, recall, ndcg = [], [], []
     for row, wanted in zip(found, relevant, strict=True):
         gains = _gains(row, wanted)
         best = _best_gains(wanted)
         hits = gains > 0
-        columns["recall1"].append(float(hits[0]))
-        columns["recall10"].append(hits.sum() / len(best))
-        columns["ndcg10"].append(_discounted(gains) / _discounted(best))
-    return {name: np.array(values) for name, values in columns.items()}
+        ideal = _discounted(best)
+        first.append(float(hits[0]))
+        recall.append(hits.sum() / len(best))
+        ndcg.append(_discounted(gains) / ideal)
+    return {
+        "recall1": np.array(first),
+        "recall10": np.array(recall),
+        "ndcg10": np.array(ndcg),
+    }
 
 
 def _gains(row: np.ndarray, wanted: Mapping[int, float]) -> np.ndarray:
@@ -152,10 +159,11 @@ class Estimate(NamedTuple):
 
 def estimate(value: float, drawn: np.ndarray) -> Estimate:
     """Return a value with the interval of its resamplings (D,); without one if any of these is not finite."""
+    value = float(value)
     if not np.isfinite(drawn).all():
-        return Estimate(float(value), np.nan, np.nan)
+        return Estimate(value, np.nan, np.nan)
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(float(value), float(low), float(high))
+    return Estimate(value, float(low), float(high))
 
 
 def resampled(draw: np.random.Generator, rows: int) -> np.ndarray:

@@ -10,6 +10,8 @@ from tests.kinds import WORDS
 
 from aligners.cli.table import evaluate, train
 from aligners.errors import UserError
+from aligners.fitting.migration import vector_maps
+from aligners.fitting.migration.map_files import load_map
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,32 @@ def test_models_are_embedded_once_and_an_index_is_mapped(tmp_path: Path, texts: 
     rows = json.loads((again / "migration.json").read_text())["rows"]
     assert rows == content["rows"]
     evaluate(["show", str(again), "--open", "false"])
+
+
+def test_a_network_is_served_and_the_report_says_by_what(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_maps, "STEPS", 10)
+    draw = np.random.default_rng(0)
+    old = draw.normal(size=(700, 6)).astype(np.float32)
+    np.save(tmp_path / "old.npy", old)
+    np.save(tmp_path / "new.npy", np.tanh(old @ draw.normal(size=(6, 5))).astype(np.float32))
+    sides = [
+        "--old",
+        str(tmp_path / "old.npy"),
+        "--new",
+        str(tmp_path / "new.npy"),
+        "--index",
+        str(tmp_path / "old.npy"),
+    ]
+    run = tmp_path / "run"
+    train(["migrate", *sides, "--texts", str(texts), "--pairs", "200", "--maps", "mlp", "--run", str(run)])
+    said = " ".join(json.loads((run / "migration.json").read_text())["findings"])
+    for route in ("queries", "documents"):
+        assert f"The map of {route} (mlp) has no migrate_map.py" in said
+        assert [path.name for path in (run / "maps" / route).iterdir()] == ["map.safetensors"]
+    loaded = load_map(run / "maps" / "documents")
+    np.testing.assert_allclose(np.load(run / "mapped.npy"), loaded.mapped(old), atol=1e-6)
 
 
 def test_what_is_missing_is_asked_for_before_anything_is_read(tmp_path: Path, texts: Path) -> None:

@@ -124,6 +124,10 @@ def test_the_first_sentence_advises_against_a_map_that_finds_too_little() -> Non
     assert "The map of queries (mlp) has no migrate_map.py." in alone.sentences
     assert "Nothing is judged" in " ".join(alone.sentences)
     assert "is not known: the new vectors were given" in " ".join(alone.sentences)
+    wide = [row | {"predicted_recall10_high": 4.0} for row in made["forecasts"]]
+    unsure = " ".join(make_report("migration", made["meta"], made["rows"], forecasts=wide).sentences)
+    assert "could not be predicted: 300 validation texts are too few for an index of 1,000" in unsure
+    assert "Predicted beforehand" not in unsure
     assert len(report.figures["migration"]().axes) == 6
     rounded = [row | {"recall10": row["recall10"] + 1e-16, "recall10_high": row["recall10"]} for row in made["rows"]]
     assert make_report("migration", made["meta"], rounded).figures["migration"]() is not None

@@ -21,6 +21,7 @@ ROUTES = {
 METRICS = {"recall1": "recall@1", "recall10": "recall@10", "ndcg10": "nDCG@10"}
 REFERENCES = {"re-embedded": "0.1", "old model": "0.45", "as it is": "0.75"}
 PLACES = ".3f"
+WIDEST = 1.0  # interval of a share that still tells anything
 
 
 def report(meta: Row, rows: Sequence[Row], forecasts: Sequence[Row] = ()) -> Report:
@@ -102,7 +103,7 @@ def sentences(meta: Row, rows: Sequence[Row], forecasts: Sequence[Row]) -> list[
             f"The other way, {ROUTES[row['route']]}: {row['map']} finds "
             f"{in_words(row, 'relative_recall10', PLACES)} of it."
         )
-    said += _predicted(forecasts)
+    said += _predicted(meta, forecasts)
     said.append(_price(meta))
     said += meta.get("serving", [])
     for side in ("old", "new"):
@@ -134,20 +135,32 @@ def _name(name: str) -> str:
     return name
 
 
-def _predicted(forecasts: Sequence[Row]) -> list[str]:
+def _predicted(meta: Row, forecasts: Sequence[Row]) -> list[str]:
     """Say what was predicted of the largest number of pairs, and whether it came true."""
     if not forecasts:
         return []
     last = where(forecasts, pairs=largest(forecasts, "pairs"))
     parts = []
+    said = []
     for row in last:
+        route = ROUTES[row["route"]]
         predicted = in_words(row, "predicted_recall10", PLACES)
         realised = fixed(_relative(row), PLACES)
-        parts.append(f"{predicted} for {ROUTES[row['route']]} (found: {realised})")
-    return [
-        "Predicted beforehand, from the pairs alone, of recall@10 relative to re-embedding: "
-        f"{listed(parts)}."
-    ]
+        width = row["predicted_recall10_high"] - row["predicted_recall10_low"]
+        if width > WIDEST:
+            said.append(
+                f"What {route} would find could not be predicted: {plain_number(meta['validation'])} validation texts "
+                f"are too few for an index of {plain_number(row['index'])} ({predicted}; found: {realised})."
+            )
+        else:
+            parts.append(f"{predicted} for {route} (found: {realised})")
+    if parts:
+        said.insert(
+            0,
+            "Predicted beforehand, from the pairs alone, of recall@10 relative to re-embedding: "
+            f"{listed(parts)}.",
+        )
+    return said
 
 
 def _price(meta: Row) -> str:

@@ -37,12 +37,12 @@ def test_ranks_and_scores_are_those_of_a_whole_sort() -> None:
     np.testing.assert_allclose(scored["ndcg10"], [1, 1 / np.log2(3), 1 / np.log2(11), 0])
 
 
-def drawn_search(queries: int, documents: int, loss: float) -> Search:
+def drawn_search(queries: int, documents: int, loss: float, draw: np.random.Generator = DRAW) -> Search:
     """Similarities in which a query's own document stands out by an amount of its own."""
-    ease = DRAW.normal(2.5, 1, queries)
+    ease = draw.normal(2.5, 1, queries)
     tables = []
     for less in (loss, 0, 0):
-        table = DRAW.normal(size=(queries, documents))
+        table = draw.normal(size=(queries, documents))
         table[np.arange(queries), np.arange(queries)] += ease - less
         tables.append(table)
     return Search(*tables)
@@ -61,6 +61,17 @@ def test_forecasts_correct_for_how_hard_queries_are() -> None:
     less = forecast_by_pieces(made, 1500, harder, 0)["recall10"]
     assert less.value < said.value - 0.05
     assert less.value == pytest.approx(through[hard].mean() / new[hard].mean(), abs=0.06)
+
+
+def test_parts_in_which_everything_is_found_do_not_decide() -> None:
+    """Among twelve documents a search finds nearly all, and a line through such shares may lead anywhere."""
+    draw = np.random.default_rng(0)
+    for _ in range(5):
+        made = drawn_search(100, 100, 0.7, draw)
+        found = scores_at(own_found(made.old))
+        said = forecast_by_pieces(made, 1800, found, 0)["recall10"]
+        assert 0.1 < said.value < 3
+        assert said.high < 100  # with all parts it is 300 to 14,000
 
 
 def test_a_search_that_loses_nothing_is_foretold_to_be_the_whole() -> None:
