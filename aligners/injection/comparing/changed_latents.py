@@ -7,16 +7,13 @@ import torch
 from torch import Tensor
 
 from aligners.datamodules.rows.shown_rows import ShownRows
-from aligners.injection.latents.latent_texts import LatentTexts
+from aligners.injection.latents.latent_texts import LatentReader
 from aligners.maps.sparse.sparse_aligner import SparseAligner
-from aligners.similarity.latents.contexts import LatentContexts
 from aligners.similarity.latents.dictionary import check_one_space, firing
-from aligners.similarity.latents.token_shares import LatentTokens
 
 Row = dict[str, Any]
 TOP = 10  # latents of a site in the table
 CONTEXTS = 1  # of each latent
-TOKENS = 5
 LEAST = 1e-3  # smallest share of the difference at which a latent is named
 
 
@@ -40,16 +37,14 @@ class ChangedLatents:
         self.aligner = dictionary
         self.pair = dictionary.paired()
         check_one_space(self.pair)
-        self.shown = shown
         sites, latents = dictionary.sites, dictionary.latents
         device = self.pair.bias_x.device
         self.alone = torch.zeros(sites, latents, dtype=torch.float64, device=device)
         self.total = torch.zeros(sites, dtype=torch.float64, device=device)
         self.left = torch.zeros_like(self.total)
         self.rows = 0
-        self.contexts = LatentContexts(sites, latents, CONTEXTS).to(device)
-        types = len(shown.strings)
-        self.tokens = LatentTokens(sites, latents, types, TOKENS).to(device)
+        reader = LatentReader(sites, latents, shown, CONTEXTS)
+        self.reader = reader.to(device)
 
     @torch.no_grad()
     def update(self, x: Tensor, y: Tensor, text: Tensor, place: Tensor) -> None:
@@ -62,9 +57,7 @@ class ChangedLatents:
             place: (N,) of the rows in their texts.
         """
         codes = self.aligner.codes(x, y)
-        self.contexts.update(codes, text, place)
-        types = self.shown.at(text.cpu(), place.cpu())
-        self.tokens.update(codes, types.to(codes.device))
+        self.reader.update(codes, text, place)
         self.rows += len(text)
         for site in range(len(codes)):
             bias = self.pair.bias_y[site] - self.pair.bias_x[site]
@@ -85,7 +78,7 @@ class ChangedLatents:
 
     def table(self, sites: Sequence[int]) -> list[Row]:
         """Return the latents that explain most at each site, with what they fire on; `sites` are those of NEW."""
-        texts = LatentTexts(self.contexts.compute(), self.tokens.compute(), self.shown)
+        texts = self.reader.compute()
         fired = texts.contexts.fired
         rows = []
         for place, site in enumerate(sites):

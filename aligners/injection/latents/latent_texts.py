@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aligners.datamodules.rows.shown_rows import ShownRows
-from aligners.similarity.latents.contexts import AROUND, Contexts
-from aligners.similarity.latents.token_shares import TopTokens
+from aligners.similarity.latents.contexts import AROUND, Contexts, LatentContexts
+from aligners.similarity.latents.token_shares import LatentTokens, TopTokens
 
 LEVELS = 9  # of shading, beside none
 
@@ -75,3 +75,41 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
     if value is None or value != value:
         return None
     return float(f"{value:.{digits}g}")
+
+
+class LatentReader(nn.Module):
+    """Keeps what the latents of S dictionaries fire on while texts are read, whatever the batches and ranks.
+
+    Args:
+        sites: S.
+        latents: m.
+        shown: what the rows of the texts read.
+        contexts: texts of each latent, see `LatentContexts`.
+        tokens: top tokens of each, see `LatentTokens`.
+    """
+
+    def __init__(
+        self,
+        sites: int,
+        latents: int,
+        shown: ShownRows,
+        contexts: int = 8,
+        tokens: int = 5,
+    ) -> None:
+        super().__init__()
+        self.shown = shown
+        self.contexts = LatentContexts(sites, latents, contexts)
+        types = len(shown.strings)
+        self.tokens = LatentTokens(sites, latents, types, tokens)
+
+    def update(self, codes: Tensor, text: Tensor, place: Tensor) -> None:
+        """Add rows, all of a text at once: see `LatentContexts.update`."""
+        self.contexts.update(codes, text, place)
+        types = self.shown.at(text.cpu(), place.cpu())
+        self.tokens.update(codes, types.to(codes.device))
+
+    def compute(self) -> LatentTexts:
+        """Return what was kept, on the CPU."""
+        contexts = Contexts(*[part.cpu() for part in self.contexts.compute()])
+        tokens = TopTokens(*[part.cpu() for part in self.tokens.compute()])
+        return LatentTexts(contexts, tokens, self.shown)
