@@ -30,6 +30,7 @@ from aligners.datamodules.rows.read_rows import (
     Prepared,
 )
 from aligners.datamodules.rows.row_types import RowTypes, SeenTypes, types_of
+from aligners.datamodules.rows.shown_rows import ShownRows, shown_rows
 from aligners.datamodules.rows.token_pairs import TokenPairs
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split, TokenisedSplits
@@ -349,6 +350,12 @@ class PairedActivations(TextModule):
     def types(self, split: Literal["fit", "test"]) -> RowTypes | None:
         """Return the types of a split's rows, if rows of this kind have types."""
         return self._types(self.reader.kind, split)
+
+    def shown(self, split: Split) -> ShownRows:
+        """Return what the rows of a split read."""
+        tokenizer = self.frozen_models.tokenizers[0]
+        texts = self._plain_texts(split)
+        return shown_rows(self.reader.kind, self.split(split), texts, tokenizer)
 
     def _types(self, kind: RowKind, split: Split) -> RowTypes | None:
         tokenizer = self.frozen_models.tokenizers[0]

@@ -8,7 +8,9 @@ from aligners.datamodules.pairings import pair_states
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.injection.latents.controls import check_control, check_seed
-from aligners.injection.latents.latent_evaluation import LatentEvaluation, dictionary_of
+from aligners.injection.latents.latent_evaluation import LatentEvaluation
+from aligners.injection.latents.stored_dictionary import dictionary_of
+from aligners.reports.page.latent_page import WriteLatentPage
 from aligners.similarity.latents.unit_sums import Parts
 
 
@@ -62,14 +64,19 @@ def features(
     for control in controls:
         evaluation.same[str(control.path)] = _parts_of(run, control)
     evaluation.seeds = [dictionary_of(other)[1] for other in others]
-    run.test(evaluation, "features")
+    run.test(evaluation, "features", WriteLatentPage(run.folder))
 
 
 def _parts_of(run: Run, control: StoredBank) -> Parts:
     """Measure a same-model control on its own models and texts."""
     options = run.made
     evaluation = LatentEvaluation(
-        control, spaces=options.spaces, units=options.units, seed=options.seed
+        control,
+        spaces=options.spaces,
+        units=options.units,
+        seed=options.seed,
+        effects=0,
+        contexts=0,
     )
     data = run.data_like({"far_rows": "keep", **control.data_config})
     run.trainer(logger=False).test(evaluation, datamodule=data, verbose=False)

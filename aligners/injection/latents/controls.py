@@ -5,7 +5,7 @@ import torch
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import FORWARD, StoredBank
 from aligners.injection.injecting import check_stored
-from aligners.injection.latents.latent_evaluation import dictionary_of
+from aligners.injection.latents.stored_dictionary import dictionary_of
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.models.model_identity import same_model
 from aligners.similarity.latents.verdicts import RANK

@@ -1,6 +1,5 @@
 """The evaluation of a dictionary of two models: what each latent is, on held-out texts read in one pass."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +10,7 @@ from aligners.datamodules.module import stream_of
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range, finite
-from aligners.fitting.saved_bank import FORWARD, StoredBank
+from aligners.fitting.saved_bank import StoredBank
 from aligners.injection.injecting import check_stored
 from aligners.injection.latents.evaluated_effects import (
     add_effects,
@@ -19,6 +18,12 @@ from aligners.injection.latents.evaluated_effects import (
     evaluated_effects,
 )
 from aligners.injection.latents.latent_rows import head_of, latent_rows, site_rows
+from aligners.injection.latents.latent_texts import (
+    LatentReader,
+    LatentTexts,
+    add_tokens,
+)
+from aligners.injection.latents.stored_dictionary import check_same_rows, dictionary_of
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.models.loading.load_models import check_precision
@@ -87,11 +92,13 @@ class LatentEvaluation(pl.LightningModule):
             none. See `latent_effects`.
         effect_texts: most texts on which effects are measured.
         seed: of the resampling of groups, and of the texts and random latents of effects.
+        contexts: texts of each latent that are kept for the page of latents; 0: there is no such page.
 
     Attributes:
         same: parts of same-model controls, by name, to be set before the test: see `verdicts`.
         seeds: dictionaries of the same models and sites from other seeds.
         found: once tested, what both models have of each latent.
+        texts: what each latent fires on; None without `contexts`.
         judged: the verdicts.
         rows: one for each latent that fired.
         report_tables: `sites`, one row for each site; `cumulative`, one for each number of latents that
@@ -111,12 +118,14 @@ class LatentEvaluation(pl.LightningModule):
         effects: int = 20,
         effect_texts: int = 64,
         seed: int = 0,
+        contexts: int = 8,
     ) -> None:
         super().__init__()
         check_known(SPACES, spaces=spaces)
         check_range(least=LEAST_UNITS, units=units)
         check_range(least=0, effects=effects)
         check_range(least=1, effect_texts=effect_texts)
+        check_range(least=0, contexts=contexts)
         self.bank = bank
         self.name, self.aligner = dictionary_of(bank, dictionary)
         self.spaces = spaces
@@ -124,6 +133,9 @@ class LatentEvaluation(pl.LightningModule):
         self.effects = effects
         self.effect_texts = effect_texts
         self.seed = seed
+        self.contexts = contexts
+        self.reader: LatentReader | None = None
+        self.texts: LatentTexts | None = None
         self.same: dict[str, Parts] = {}
         self.seeds: list[SparseAligner] = []
         self.rows: list[dict[str, Any]] = []
@@ -173,6 +185,14 @@ class LatentEvaluation(pl.LightningModule):
         self.fitted = FittedReadings(self.dictionary, *self.variances).to(self.device)
         self.measured: Measured | None = None
         self.errors = SiteErrors(self.aligner.sites).to(self.device)
+        if self.contexts:
+            reader = LatentReader(
+                self.aligner.sites,
+                self.aligner.latents,
+                self.stream.shown("test"),
+                self.contexts,
+            )
+            self.reader = reader.to(self.device)
 
     # ------------------------------------------------------------------ reading
 
@@ -209,6 +229,8 @@ class LatentEvaluation(pl.LightningModule):
         unit = batch.text[rows] // 2 % self.units
         codes = self.aligner.codes(x, y)
         self.measured.update(codes, x, y, unit, batch.rows.owner[rows])
+        if self.reader is not None:
+            self.reader.update(codes, batch.text[rows], batch.rows.place[rows])
         again_x, again_y = self.aligner.decode(codes)
         self.errors.update(x - again_x, y - again_y)
 
@@ -248,6 +270,9 @@ class LatentEvaluation(pl.LightningModule):
         self.rows = latent_rows(
             places, self.found, self.judged, ratios, carried, n, self._recurrences()
         )
+        if self.reader is not None:
+            self.texts = self.reader.compute()
+            add_tokens(self.rows, self.stream.reader.sites, self.texts)
         fvu = error_x / self.variances[0], error_y / self.variances[1]
         texts: int = self.meta["n_texts"]
         of_sites = site_rows(places, self.found, self.judged, fvu, texts)
@@ -290,51 +315,3 @@ class LatentEvaluation(pl.LightningModule):
         large = max(each.shape[1] for each in decoders) > ONE_TO_ONE
         matching: Matching = "nearest" if large else "one_to_one"
         return recurrences(decoders, matching)[0]
-
-
-# ---------------------------------------------------------------------- checks of files
-
-
-def dictionary_of(
-    bank: StoredBank, name: str | None = None
-) -> tuple[str, SparseAligner]:
-    """Return the dictionary of both models in a checkpoint, and its name.
-
-    Args:
-        bank: of `train.py fit`.
-        name: which of several; None if there is one.
-
-    Raises:
-        ValueError: there is none of that name, or none or several without one.
-    """
-    found = {}
-    for key, aligner in bank.maps.get(FORWARD, {}).items():
-        if isinstance(aligner, SparseAligner) and aligner.of == "both":
-            found[key] = aligner
-    if not found:
-        raise UserError(
-            f"Expected {bank.path} to hold a sparse dictionary of both models (`SparseAligner` with `of: both`), but "
-            f"it holds {', '.join(bank.maps.get(FORWARD, {})) or 'no maps'}. Train one: `train.py fit --config sparse`."
-        )
-    if name is not None:
-        check_known(found, dictionary=name)
-        return name, found[name]
-    if len(found) > 1:
-        raise UserError(
-            f"Expected one dictionary, but {bank.path} holds {', '.join(found)}. Choose one with `dictionary`."
-        )
-    return next(iter(found.items()))
-
-
-def check_same_rows(bank: StoredBank, present: Mapping[str, Any]) -> None:
-    """Raise unless the rows are of the kind that the dictionary was trained on.
-
-    Raises:
-        ValueError: they are not.
-    """
-    for name in ("rows", "special_tokens"):
-        if bank.data.get(name) != present[name]:
-            raise UserError(
-                f"{bank.path} was trained with `data.{name}` {bank.data.get(name)!r}, but got {present[name]!r}. Leave "
-                "it out."
-            )

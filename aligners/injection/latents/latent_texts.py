@@ -1,5 +1,6 @@
 """What latents fire on, in words and as plain values: their top tokens, and the texts around their largest codes."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from aligners.datamodules.rows.shown_rows import ShownRows
 from aligners.similarity.latents.contexts import AROUND, Contexts, LatentContexts
 from aligners.similarity.latents.token_shares import LatentTokens, TopTokens
 
+Row = dict[str, Any]
 LEVELS = 9  # of shading, beside none
 
 
@@ -113,3 +115,19 @@ class LatentReader(nn.Module):
         contexts = Contexts(*[part.cpu() for part in self.contexts.compute()])
         tokens = TopTokens(*[part.cpu() for part in self.tokens.compute()])
         return LatentTexts(contexts, tokens, self.shown)
+
+
+def add_tokens(
+    rows: Sequence[Row], sites: Sequence[tuple[int, int]], texts: LatentTexts
+) -> None:
+    """Add the column `top_tokens` to the rows of latents.
+
+    Args:
+        rows: with `site_x`, `site_y` and `latent`.
+        sites: site pairs in the order of the dictionaries.
+        texts: what all latents fire on.
+    """
+    places = {tuple(pair): place for place, pair in enumerate(sites)}
+    for row in rows:
+        place = places[row["site_x"], row["site_y"]]
+        row["top_tokens"] = texts.top_tokens(place, row["latent"])

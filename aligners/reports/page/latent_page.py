@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 from markupsafe import Markup
 
 from aligners.files.atomic import write_text
 from aligners.injection.latents.latent_texts import LatentTexts, rounded
+from aligners.progress import tell
+from aligners.reports.finished_runs import make_report
 from aligners.reports.names import WORDS, site_names
 from aligners.reports.page.run_page import models_of, versions_of
+from aligners.reports.publishing import environment
 from aligners.reports.report import Row, distinct, is_known
 from aligners.reports.templates import page
 from aligners.similarity.latents.contexts import AROUND
@@ -32,8 +36,43 @@ COLUMNS = (
     "correlation",
     "seeds",
 )
+CALLED = {"x": "X's own", "y": "Y's own"}  # verdicts
 # In JSON within a script, so that no text ends the script.
 IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+class WriteLatentPage(pl.Callback):
+    """Writes the page once a `LatentEvaluation` has read what its latents fire on.
+
+    Args:
+        folder: where it is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write it on rank 0."""
+        found: Any = pl_module
+        if not trainer.is_global_zero or found.texts is None:
+            return
+        report = make_report("features", found.meta, found.rows, **found.report_tables)
+        write_latent_page(
+            self.folder,
+            report.title,
+            report.lead,
+            {**found.meta, **environment(trainer)},
+            sorted(report.rows, key=_importance),
+            found.texts,
+            found.stream.reader.sites,
+        )
+        tell(f"Latents to look through: {self.folder / PAGE}")
+
+
+def _importance(row: Row) -> tuple[float, float]:
+    """Sort first what recovers most of the change, then what adds most to the states of a model."""
+    adds = max(row.get("variance_x") or 0, row.get("variance_y") or 0)
+    return -(row.get("recovered") or 0), -adds
 
 
 def write_latent_page(
@@ -112,7 +151,7 @@ def _data(
     headings = [WORDS["columns"].get(name, name.replace("_", " ")) for name in columns]
     return {
         "sites": site_names(sites),
-        "verdicts": verdicts,
+        "verdicts": [CALLED.get(verdict, verdict) for verdict in verdicts],
         "columns": headings,
         "around": AROUND,
         "drawn": DRAWN,

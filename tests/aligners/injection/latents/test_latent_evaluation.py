@@ -15,7 +15,8 @@ from tests.runs import quiet_trainer
 from aligners.cli.table import evaluate
 from aligners.fitting.saved_bank import FORWARD, StoredBank, save_bank
 from aligners.injection.latents.controls import check_control, check_seed
-from aligners.injection.latents.latent_evaluation import LatentEvaluation, dictionary_of
+from aligners.injection.latents.latent_evaluation import LatentEvaluation
+from aligners.injection.latents.stored_dictionary import dictionary_of
 from aligners.maps.linear import Linear
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.similarity.latents.examination import Examination, Spaces, examine
