@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,11 @@ def ratio(seconds: Mapping[str, list[float]], name: str, reference: str) -> floa
     )
 
 
+def is_met(value: float, bar: float, sense: str) -> bool:
+    """Tell whether a value is on the side of its bar that `sense` names."""
+    return value <= bar if sense == "<=" else value >= bar
+
+
 class Figures:
     """The numbers of one benchmark, printed as they come and written whole at the end.
 
@@ -125,7 +130,7 @@ class Figures:
         self.figures[name] = {"value": value, "bar": bar, "sense": sense}
         verdict = ""
         if bar is not None:
-            met = value <= bar if sense == "<=" else value >= bar
+            met = is_met(value, bar, sense)
             self.missed += [] if met else [name]
             verdict = f"   {sense} {bar:g}: {'met' if met else 'MISSED'}"
         print(f"{name:<48} {value:>10.4g}{verdict}", flush=True)
@@ -167,22 +172,23 @@ def markdown(title: str, command: str, record: Mapping[str, Any]) -> str:
             lines += ["", f"## {name}"]
         if "why" in part:
             lines += ["", f"{part['status'].capitalize()}: {part['why']}."]
-        lines += _table(part.get("figures", {}), part.get("missed", ()))
+        lines += _table(part.get("figures", {}))
     return "\n".join(lines) + "\n"
 
 
-def _table(
-    figures: Mapping[str, Mapping[str, Any]], missed: Sequence[str]
-) -> list[str]:
-    """Lines of a table; none without figures."""
+def _table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of a table, which say what misses its bar; none without figures."""
     if not figures:
         return []
     lines = ["", "| | value | bar |", "|---|---|---|"]
     for name, found in figures.items():
-        bar = "" if found["bar"] is None else f"{found['sense']} {found['bar']:g}"
-        if name in missed:
-            bar += ", missed"
-        lines.append(f"| {name} | {found['value']:.5g} | {bar} |")
+        value, bar, sense = found["value"], found["bar"], found["sense"]
+        side = ""
+        if bar is not None:
+            side = f"{sense} {bar:g}"
+            if not is_met(value, bar, sense):
+                side += ", missed"
+        lines.append(f"| {name} | {value:.5g} | {side} |")
     return lines
 
 

@@ -88,21 +88,22 @@ def test_what_is_committed_is_a_table_of_the_figures() -> None:
     about = {"device": "cpu", "cores": 2}
     page = markdown("store", "python benchmarks/store.py", {"machine": about, "figures": figures}).splitlines()
     assert page[:3] == ["# store", "", "Command: `python benchmarks/store.py`. Machine: device cpu, cores 2."]
-    assert page[-2:] == ["| cost | 1.2346 | <= 1.15 |", "| rows | 400 |  |"]
+    assert page[-2:] == ["| cost | 1.2346 | <= 1.15, missed |", "| rows | 400 |  |"]
     parts = {"bank": {"status": "done", "figures": figures}, "ranks": {"status": "begun, and cut off"}}
     page = markdown("on_gpu", "python -m benchmarks.on_gpu", {"machine": about, "parts": parts}).splitlines()
     assert [line for line in page if line.startswith("##")] == ["## bank", "## ranks"]
-    assert page.count("| cost | 1.2346 | <= 1.15 |") == 1
+    assert page.count("| cost | 1.2346 | <= 1.15, missed |") == 1
 
 
 def test_a_page_names_packages_and_says_what_was_missed_or_skipped() -> None:
     about = {"device": "GPU", "packages": {"numpy": "2.5", "flash-attn": None}, "capability": [9, 0]}
     figures = {"cost": {"value": 1.2, "bar": 1.15, "sense": "<="}}
+    figures |= {"gain": {"value": 2.0, "bar": 2.0, "sense": ">="}, "rows": {"value": 9.0, "bar": None, "sense": "<="}}
     done = {"status": "done", "figures": figures, "missed": ["cost"]}
     skipped = {"status": "skipped", "why": "it takes 2 GPUs", "figures": {}, "missed": []}
     page = markdown("on_gpu", "command", {"machine": about, "parts": {"bank": done, "ranks": skipped}})
     assert "Machine: device GPU, packages (numpy 2.5), capability 9.0.\n" in page
-    assert "| cost | 1.2 | <= 1.15, missed |\n" in page
+    assert "| cost | 1.2 | <= 1.15, missed |\n| gain | 2 | >= 2 |\n| rows | 9 |  |\n" in page
     assert page.endswith("## ranks\n\nSkipped: it takes 2 GPUs.\n")
 
 
