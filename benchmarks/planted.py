@@ -7,12 +7,14 @@ one has a direction in X and an unrelated one in Y. Y's states are scaled and sh
 
 A shared feature is found if one latent's decoder has a cosine of at least .9 with it in both models; an own feature if
 a latent has it in its model, and its decoder in the other model is at most a tenth of that. Training is that of
-`train.py fit` on rows in memory. "k found" is the mean number of active latents on held-out rows.
+`train.py fit` on rows in memory. Each number of steps is a run of its own, with the whole course of the learning rate,
+so that several are a curve by rows seen. "k found" is the mean number of active latents on held-out rows.
 """
 
 import sys
 import time
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,42 +189,41 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=50_000)
     arguments.add_argument("--own", type=float, default=0.0)
     arguments.add_argument("--dead_after", type=int)
-    arguments.add_argument("--auxiliary", type=float, default=1 / 32)
+    arguments.add_argument("--auxiliary", type=float, nargs="*", default=[1 / 32])
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
-    for width in options.widths:
-        for seed in options.seeds:
-            number = round(options.features * width)
-            features = planted(
-                width, width, number, options.present, options.noise, seed
+    for width, seed in product(options.widths, options.seeds):
+        number = round(options.features * width)
+        features = planted(width, width, number, options.present, options.noise, seed)
+        for active, rate, auxiliary, steps in product(
+            options.active, options.rates, options.auxiliary, options.steps
+        ):
+            torch.manual_seed(seed)
+            aligner = SparseAligner(
+                1,
+                width,
+                width,
+                latents=round(options.expansion * width),
+                active=active,
+                own=options.own,
+                dead_after=options.dead_after,
+                auxiliary=auxiliary,
             )
-            for active in options.active:
-                for rate in options.rates:
-                    for steps in options.steps:
-                        torch.manual_seed(seed)
-                        aligner = SparseAligner(
-                            1,
-                            width,
-                            width,
-                            latents=round(options.expansion * width),
-                            active=active,
-                            own=options.own,
-                            dead_after=options.dead_after,
-                            auxiliary=options.auxiliary,
-                        )
-                        name = f"d {width}, seed {seed}, k {active}, rate {rate:g}, {steps} steps"
-                        measure(
-                            figures,
-                            name,
-                            features,
-                            aligner,
-                            rate=rate,
-                            steps=steps,
-                            a_step=options.a_step,
-                            rows=options.rows,
-                            seed=seed,
-                        )
+            seen = steps * options.a_step
+            name = f"d {width}, seed {seed}, k {active}, rate {rate:g}"
+            name += f", auxiliary {auxiliary:g}, {seen:,} rows seen"
+            measure(
+                figures,
+                name,
+                features,
+                aligner,
+                rate=rate,
+                steps=steps,
+                a_step=options.a_step,
+                rows=options.rows,
+                seed=seed,
+            )
     figures.write(options.json)
 
 
