@@ -3,7 +3,7 @@
 All have the same rows in memory, numbers of latents, active latents and rows a step, select by batch top-k, and run in
 turns, whose clock is the time of processors. SAELens and dictionary_learning are compared where they are installed;
 `BatchTopKCrossCoderTrainer` is in the fork https://github.com/science-of-finetuning/dictionary_learning. Each has its
-own course of the learning rate, theirs a rise over the first hundred steps to the rate of `--rate`. FVU is that of
+own course of the learning rate, theirs a rise over at most the first hundred steps to the rate of `--rate`. FVU is that of
 held-out rows after `--steps` steps; theirs selects from the held-out batch, ours by its threshold.
 """
 
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,15 +107,11 @@ class Theirs:
     """A trainer of dictionary_learning's."""
 
     def __init__(self, task: Task, steps: int, *, pair: bool) -> None:
-        from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
-
-        kind = BatchTopKTrainer
+        module, name = "batch_top_k", "BatchTopKTrainer"
         if pair:
-            from dictionary_learning.trainers.crosscoder import (
-                BatchTopKCrossCoderTrainer,
-            )
-
-            kind = BatchTopKCrossCoderTrainer
+            module, name = "crosscoder", "BatchTopKCrossCoderTrainer"
+        trainers_of = import_module(f"dictionary_learning.trainers.{module}")
+        kind = getattr(trainers_of, name)
         self.task = task
         self.pair = pair
         self.steps = 0
@@ -153,22 +150,22 @@ class OfSAELens:
     """SAELens' trainer of a BatchTopK autoencoder."""
 
     def __init__(self, task: Task, steps: int) -> None:
-        from sae_lens import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
-        from sae_lens.config import SAETrainerConfig
-        from sae_lens.training.sae_trainer import SAETrainer
-
+        sae_lens = import_module("sae_lens")
+        configs = import_module("sae_lens.config")
+        trainer = import_module("sae_lens.training.sae_trainer")
         torch.manual_seed(0)
         self.task = task
         shape: Any = {"d_in": task.x.shape[2], "d_sae": task.latents, "k": task.active}
-        self.sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(**shape))
-        config = SAETrainerConfig(
+        options = sae_lens.BatchTopKTrainingSAEConfig(**shape)
+        self.sae = sae_lens.BatchTopKTrainingSAE(options)
+        config = configs.SAETrainerConfig(
             total_training_samples=steps * task.a_step,
             train_batch_size_samples=task.a_step,
             lr=task.rate,
             lr_end=task.rate,
             lr_warm_up_steps=min(RISE, steps - 1),
         )
-        self.trainer = SAETrainer(config, self.sae, iter([]))
+        self.trainer = trainer.SAETrainer(config, self.sae, iter([]))
 
     def train(self, steps: int) -> None:
         """Take so many steps."""
