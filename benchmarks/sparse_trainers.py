@@ -3,7 +3,7 @@
 All have the same rows in memory, numbers of latents, active latents and rows a step, select by batch top-k, and run in
 turns, whose clock is the time of processors. SAELens and dictionary_learning are compared where they are installed;
 `BatchTopKCrossCoderTrainer` is in the fork https://github.com/science-of-finetuning/dictionary_learning. Each has its
-own course of the learning rate, theirs a rise over at most the first hundred steps to the rate of `--rate`. FVU is that of
+own course of the learning rate, theirs a rise over at most a hundred steps to the rate of `--rate`. FVU is that of
 held-out rows after `--steps` steps; theirs selects from the held-out batch, ours by its threshold.
 """
 
