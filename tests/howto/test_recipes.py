@@ -155,9 +155,9 @@ def here(name: str, workers: int, gpus: list[str], folder: Path, options: dict[s
     return Inline()
 
 
-def test_there_are_thirteen_recipes_and_an_index_of_them() -> None:
+def test_there_are_fourteen_recipes_and_an_index_of_them() -> None:
     index = (HOWTO / "index.md").read_text(encoding="utf-8")
-    assert len(RECIPES) == 13
+    assert len(RECIPES) == 14
     assert all(f"({recipe}.md)" in index for recipe in RECIPES)
     assert all(any(block.language == "bash" for block in blocks(recipe)) for recipe in RECIPES)
 
