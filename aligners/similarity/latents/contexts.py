@@ -73,8 +73,9 @@ class LatentContexts(DoubleMetric):
         """
         sites, latents, _, _ = self.best.shape
         check_codes(codes, sites, latents)
-        for name, numbers in {"text": text, "place": place}.items():
-            _check_numbers(name, numbers, codes.shape[1])
+        rows = codes.shape[1]
+        _check_numbers("text", text, rows)
+        _check_numbers("place", place, rows)
         for site in range(sites):
             entries = firing(codes[site].float())
             self.fired[site] += entries.latent.bincount(minlength=latents)
@@ -84,22 +85,29 @@ class LatentContexts(DoubleMetric):
         self, site: int, entries: Firing, codes: Tensor, text: Tensor, place: Tensor
     ) -> None:
         """Let the entries in that are among the largest of their latents."""
-        count = self.best.shape[2]
         least = self.best[site, :, -1, CODE]
         may = entries.value >= least[entries.latent]
-        row, latent, value = (part[may] for part in entries)
-        kept, _ = _largest(latent, value, text[row], place[row], count)
-        row, latent = row[kept], latent[kept]
-        if not len(row):
+        row = entries.row[may]
+        latent = entries.latent[may]
+        code = entries.value[may]
+        candidates = _Candidates(latent, code, text[row], place[row])
+        kept, _ = candidates.largest(self.best.shape[2])
+        if not len(kept):
             return
+        row = row[kept]
+        latent = latent[kept]
         about = torch.stack([text[row], place[row]], 1)
         window = _windows(codes, text, place, row, latent)
-        new = torch.cat([about.to(window), window], 1)
+        records = torch.cat([about.to(window), window], 1)
+        self._add(site, latent, records)
 
+    def _add(self, site: int, latent: Tensor, new: Tensor) -> None:
+        """Keep the largest of new records (E, ...) and of those that their latents have."""
         touched, number = latent.unique(return_inverse=True)
         old = self.best[site, touched]
         numbers = torch.arange(len(touched), device=latent.device)
-        owner = torch.cat([numbers.repeat_interleave(count), number])
+        of_old = numbers.repeat_interleave(old.shape[1])
+        owner = torch.cat([of_old, number])
         records = torch.cat([old.flatten(0, 1), new])
         self.best[site, touched] = _table(owner, records, old.shape)
 
@@ -128,24 +136,37 @@ def merged(each: Tensor) -> Tensor:
 def _table(owner: Tensor, records: Tensor, shape: torch.Size) -> Tensor:
     """Return the largest records (E, ...) of each owner (E,) by rank, zeros where there are fewer: `shape`."""
     real = records[:, CODE] > 0
-    owner, records = owner[real], records[real]
-    keys = records[:, CODE], records[:, TEXT], records[:, PLACE]
-    kept, rank = _largest(owner, *keys, shape[1])
+    owner = owner[real]
+    records = records[real]
+    code = records[:, CODE]
+    text = records[:, TEXT]
+    place = records[:, PLACE]
+    candidates = _Candidates(owner, code, text, place)
+    kept, rank = candidates.largest(shape[1])
     table = records.new_zeros(shape)
     table[owner[kept], rank] = records[kept]
     return table
 
 
-def _largest(
-    latent: Tensor, code: Tensor, text: Tensor, place: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the entries to keep, by latent, and the rank of each."""
-    order = sorted_by(latent, text, -code, place)
-    first = first_of_runs(latent[order], text[order])
-    one = order[first]
-    order = one[sorted_by(latent[one], -code[one], text[one])]
-    rank = ranks_within(latent[order])
-    return order[rank < count], rank[rank < count]
+class _Candidates(NamedTuple):
+    """E codes that may be kept, (E,) each, with what decides between them."""
+
+    latent: Tensor
+    code: Tensor
+    text: Tensor
+    place: Tensor
+
+    def largest(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the numbers of those to keep, by latent, and the rank of each."""
+        latent, code, text, place = self
+        order = sorted_by(latent, text, -code, place)
+        first = first_of_runs(latent[order], text[order])
+        one = order[first]
+        by_code = sorted_by(latent[one], -code[one], text[one])
+        order = one[by_code]
+        rank = ranks_within(latent[order])
+        kept = rank < count
+        return order[kept], rank[kept]
 
 
 def _windows(
@@ -153,12 +174,15 @@ def _windows(
 ) -> Tensor:
     """Return the codes of some latents around some rows, (E,) each, 0 where there is no row: (E, W) float32."""
     span = int(place.max()) + WINDOW
-    key, order = (text * span + place + AROUND).sort()
+    key = text * span + place + AROUND
+    ordered, order = key.sort()
     off = torch.arange(WINDOW, device=key.device) - AROUND
-    wanted = (text[row] * span + place[row] + AROUND)[:, None] + off
-    at = torch.searchsorted(key, wanted).clamp(max=len(key) - 1)
-    found = codes[order[at], latent[:, None]].float()
-    return found * (key[at] == wanted)
+    wanted = key[row, None] + off
+    at = torch.searchsorted(ordered, wanted)
+    at = at.clamp(max=len(key) - 1)
+    found = codes[order[at], latent[:, None]]
+    there = ordered[at] == wanted
+    return found.float() * there
 
 
 def _check_numbers(name: str, numbers: Tensor, rows: int) -> None:
@@ -166,7 +190,8 @@ def _check_numbers(name: str, numbers: Tensor, rows: int) -> None:
         raise UserError(
             f"Expected `{name}` of shape {(rows,)}, a number for each row of `codes`, but got {tuple(numbers.shape)}."
         )
-    least, most = int(numbers.min()), int(numbers.max())
+    least = int(numbers.min())
+    most = int(numbers.max())
     if least < 0 or most >= EXACT:
         raise UserError(
             f"Expected `{name}` from 0 to {EXACT - 1}, but got {least} to {most}."

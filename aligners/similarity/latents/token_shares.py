@@ -64,27 +64,32 @@ class LatentTokens(DoubleMetric):
         """
         sites, latents, tokens = self.shape
         check_codes(codes, sites, latents)
-        if token.shape != codes.shape[1:2]:
-            raise UserError(
-                f"Expected `token` of shape {tuple(codes.shape[1:2])}, but got {tuple(token.shape)}."
-            )
-        least, most = int(token.min()), int(token.max())
-        if least < 0 or most >= tokens:
-            raise UserError(
-                f"Expected `token` from 0 to {tokens - 1}, but got {least} to {most}."
-            )
+        _check_tokens(token, codes.shape[1], tokens)
         for site in range(sites):
             entries = firing(codes[site])
             latent = site * latents + entries.latent
             key = latent * tokens + token[entries.row]
-            for part, parts in zip(
-                _summed(key, entries.value), (self.keys, self.sums), strict=True
-            ):
-                parts.append(part)
+            keys, sums = _summed(key, entries.value)
+            self.keys.append(keys)
+            self.sums.append(sums)
         waiting = sum(map(len, self.keys[1:]))
         if waiting > max(BUFFER, len(self.keys[0])):
-            key, total = self._summed()
-            self.keys[:], self.sums[:] = [key], [total]
+            self._join()
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Gather the entries of all ranks.
+
+        A rank without any sends none of the types that the others send; torchmetrics would send float32 for both.
+        """
+        if not len(self.keys):
+            self._join()
+        super().sync(*args, **kwargs)
+
+    def _join(self) -> None:
+        """Put one entry for each latent and token in the place of all parts."""
+        key, total = self._summed()
+        self.keys = [key]
+        self.sums = [total]
 
     def _summed(self) -> tuple[Tensor, Tensor]:
         if not len(self.keys):
@@ -95,31 +100,48 @@ class LatentTokens(DoubleMetric):
     def compute(self) -> TopTokens:
         """Return the tokens with the largest shares."""
         sites, latents, tokens = self.shape
+        shape = sites, latents, self.count
         key, total = self._summed()
         latent = key // tokens
-        of_latent = total.new_zeros(sites * latents).index_add_(0, latent, total)
+        of_latent = total.new_zeros(sites * latents)
+        of_latent.index_add_(0, latent, total)
         share = total / of_latent[latent]
         # rounded, or the order of the batches would decide between equal ones
         order = sorted_by(latent, -share.float(), key)
         rank = ranks_within(latent[order])
-        order, rank = order[rank < self.count], rank[rank < self.count]
-        found = torch.full(
-            (sites * latents, self.count), -1, dtype=torch.long, device=key.device
-        )
-        shares = torch.zeros_like(found, dtype=torch.float64)
-        found[latent[order], rank] = key[order] % tokens
-        shares[latent[order], rank] = share[order]
-        shape = sites, latents, self.count
+        kept = rank < self.count
+        order = order[kept]
+        at = latent[order], rank[kept]
+        found = key.new_full((sites * latents, self.count), -1)
+        found[at] = key[order] % tokens
+        shares = total.new_zeros(found.shape)
+        shares[at] = share[order]
         return TopTokens(found.view(shape), shares.view(shape))
 
 
 def _summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Sum values by key: both (E,) → (K,), by ascending key."""
     keys, place = key.unique(return_inverse=True)
-    sums = value.new_zeros(len(keys)).index_add_(0, place, value)
+    sums = value.new_zeros(len(keys))
+    sums.index_add_(0, place, value)
     return keys, sums
 
 
 def _joined(parts: list[Tensor] | Tensor) -> Tensor:
     """Join the parts of a list state, which ranks have joined before."""
-    return parts if isinstance(parts, Tensor) else torch.cat(parts)
+    if isinstance(parts, Tensor):
+        return parts
+    return torch.cat(parts)
+
+
+def _check_tokens(token: Tensor, rows: int, tokens: int) -> None:
+    if token.shape != (rows,):
+        raise UserError(
+            f"Expected `token` of shape {(rows,)}, but got {tuple(token.shape)}."
+        )
+    least = int(token.min())
+    most = int(token.max())
+    if least < 0 or most >= tokens:
+        raise UserError(
+            f"Expected `token` from 0 to {tokens - 1}, but got {least} to {most}."
+        )

@@ -112,6 +112,13 @@ def test_two_ranks_keep_what_one_does(tmp_path: Path) -> None:
         check_tokens(tokens)
 
 
+def test_a_rank_without_texts_adds_nothing(tmp_path: Path) -> None:
+    parts = [batches(torch.arange(TEXTS), 8), []]
+    for contexts, tokens in two_ranks(partial(half, parts=parts), tmp_path):
+        check_contexts(contexts)
+        check_tokens(tokens)
+
+
 def test_half_precision_does_not_touch_what_is_kept() -> None:
     contexts, tokens = updated(batches(torch.arange(TEXTS), 8))
     check_contexts(contexts.to(torch.float16).compute())
