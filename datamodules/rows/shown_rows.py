@@ -51,8 +51,12 @@ class ShownRows:
 
     def around(self, text: int, place: int, most: int) -> str:
         """Return a row with at most so many rows of its text on each side."""
-        rows = self.of(text)[max(0, place - most) : place + most + 1]
-        return "".join([self.strings[row] for row in rows]).strip()
+        first = max(0, place - most)
+        last = place + most
+        strings = []
+        for row in self.of(text)[first : last + 1]:
+            strings.append(self.strings[row])
+        return "".join(strings).strip()
 
 
 def shown_rows(
@@ -73,7 +77,8 @@ def shown_rows(
     if types is None:
         return _of_whole_texts(texts)
     if types.kind == "words":
-        return ShownRows([f" {name}" for name in types.names], types)
+        words = [f" {name}" for name in types.names]
+        return ShownRows(words, types)
     strings = [""] * len(types.names)
     occurring = types.number.unique().tolist()
     for number in occurring:
@@ -94,11 +99,15 @@ def token_string(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _of_whole_texts(texts: datasets.Dataset) -> ShownRows:
     """Give each text a type of its own, which reads its beginning; recorded states without texts have numbers."""
-    if "text" not in texts.column_names:
-        return ShownRows([f"row {number}" for number in range(len(texts))], None)
-    return ShownRows([_excerpt(text) for text in texts["text"][:]], None)
+    if "text" in texts.column_names:
+        strings = [_excerpt(text) for text in texts["text"][:]]
+    else:
+        strings = [f"row {number}" for number in range(len(texts))]
+    return ShownRows(strings, None)
 
 
 def _excerpt(text: str) -> str:
     whole = " ".join(text.split())
-    return whole if len(whole) <= LETTERS else f"{whole[: LETTERS - 1]}…"
+    if len(whole) <= LETTERS:
+        return whole
+    return f"{whole[: LETTERS - 1]}…"

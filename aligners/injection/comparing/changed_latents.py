@@ -38,13 +38,12 @@ class ChangedLatents:
         self.pair = dictionary.paired()
         check_one_space(self.pair)
         sites, latents = dictionary.sites, dictionary.latents
-        device = self.pair.bias_x.device
-        self.alone = torch.zeros(sites, latents, dtype=torch.float64, device=device)
-        self.total = torch.zeros(sites, dtype=torch.float64, device=device)
+        self.alone = self.pair.bias_x.new_zeros(sites, latents)
+        self.total = self.pair.bias_x.new_zeros(sites)
         self.left = torch.zeros_like(self.total)
         self.rows = 0
         reader = LatentReader(sites, latents, shown, CONTEXTS)
-        self.reader = reader.to(device)
+        self.reader = reader.to(self.pair.bias_x.device)
 
     @torch.no_grad()
     def update(self, x: Tensor, y: Tensor, text: Tensor, place: Tensor) -> None:
@@ -60,41 +59,53 @@ class ChangedLatents:
         self.reader.update(codes, text, place)
         self.rows += len(text)
         for site in range(len(codes)):
-            bias = self.pair.bias_y[site] - self.pair.bias_x[site]
-            difference = y[site].double() - x[site].double() - bias
+            difference = y[site].double() - x[site].double()
             self._add(site, codes[site], difference)
 
     def _add(self, site: int, codes: Tensor, difference: Tensor) -> None:
-        """Add the difference of some rows (N, d) at a site."""
+        """Add the difference y − x of some rows (N, d) at a site."""
+        bias = self.pair.bias_y[site] - self.pair.bias_x[site]
+        difference = difference - bias
         change = self.pair.decoder_y[site] - self.pair.decoder_x[site]
         entries = firing(codes)
         along = entries.along(change, difference)
-        length = change.square().sum(1)[entries.latent]
+        lengths = change.square().sum(1)
+        length = lengths[entries.latent]
         explained = 2 * entries.value * along - entries.value**2 * length
         self.alone[site].index_add_(0, entries.latent, explained)
-        left = difference - entries.rebuilt(change, len(difference))
+        rebuilt = entries.rebuilt(change, len(difference))
+        left = difference - rebuilt
         self.total[site] += difference.square().sum()
         self.left[site] += left.square().sum()
 
     def table(self, sites: Sequence[int]) -> list[Row]:
         """Return the latents that explain most at each site, with what they fire on; `sites` are those of NEW."""
         texts = self.reader.compute()
-        fired = texts.contexts.fired
         rows = []
         for place, site in enumerate(sites):
             total = float(self.total[place])
             if total == 0:
                 continue
-            shares = self.alone[place] / total
-            together = 1 - float(self.left[place]) / total
-            top = shares.argsort(descending=True, stable=True)[:TOP].tolist()
-            for latent in top:
-                if shares[latent] < LEAST:
-                    break
-                row = {"site": site, "latent": latent, "share": float(shares[latent])}
+            left = float(self.left[place])
+            together = 1 - left / total
+            for latent, share in self._top(place):
+                row: Row = {"site": site, "latent": latent, "share": share}
                 row["together"] = together
-                row["fired"] = int(fired[place, latent]) / self.rows
+                fired = int(texts.contexts.fired[place, latent])
+                row["fired"] = fired / self.rows
                 row["top_tokens"] = texts.top_tokens(place, latent)
                 row["context"] = texts.top_context(place, latent)
                 rows.append(row)
         return rows
+
+    def _top(self, place: int) -> list[tuple[int, float]]:
+        """Return the latents that explain most at a site, with their shares."""
+        shares = self.alone[place] / self.total[place]
+        order = shares.argsort(descending=True, stable=True)
+        top = []
+        for latent in order[:TOP].tolist():
+            share = float(shares[latent])
+            if share < LEAST:
+                break
+            top.append((latent, share))
+        return top

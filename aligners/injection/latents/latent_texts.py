@@ -1,6 +1,6 @@
 """What latents fire on, in words and as plain values: their top tokens, and the texts around their largest codes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,8 @@ class LatentTexts(NamedTuple):
         """List the top tokens of a latent with their shares: `cat 62%, dog 20%`."""
         said = []
         for token, share in self._tokens(site, latent):
-            said.append(f"{self.shown.strings[token].strip()} {share:.0%}")
+            string = self.shown.strings[token].strip()
+            said.append(f"{string} {share:.0%}")
         return ", ".join(said)
 
     def top_context(self, site: int, latent: int) -> str:
@@ -43,33 +44,42 @@ class LatentTexts(NamedTuple):
         return self.shown.around(text, place, AROUND)
 
     def _tokens(self, site: int, latent: int) -> list[tuple[int, float]]:
-        tokens = self.tokens.token[site, latent].tolist()
-        shares = self.tokens.share[site, latent].tolist()
-        pairs = zip(tokens, shares, strict=True)
-        return [(token, share) for token, share in pairs if token >= 0]
+        tokens = self.tokens.token[site, latent]
+        found = tokens >= 0
+        shares = self.tokens.share[site, latent, found]
+        pairs = zip(tokens[found].tolist(), shares.tolist(), strict=True)
+        return list(pairs)
 
     def packed(self, site: int, latent: int) -> list[Any]:
         """Return the top tokens and contexts of a latent as plain values, as the page's script reads them."""
         tokens = []
         for token, share in self._tokens(site, latent):
             tokens.append([token, round(share, 3)])
-        code, text, place, window, _ = self.contexts
-        levels = _levels(window[site, latent])
-        contexts = []
-        for rank, number in enumerate(text[site, latent].tolist()):
-            if number < 0:
+        return [tokens, self._packed_contexts(site, latent)]
+
+    def _packed_contexts(self, site: int, latent: int) -> list[list[Any]]:
+        codes = self.contexts.code[site, latent].tolist()
+        texts = self.contexts.text[site, latent].tolist()
+        places = self.contexts.place[site, latent].tolist()
+        levels = _levels(self.contexts.window[site, latent])
+        packed = []
+        for rank, text in enumerate(texts):
+            if text < 0:
                 break
-            at = int(place[site, latent, rank])
-            value = float(code[site, latent, rank])
-            contexts.append([number, at, rounded(value, 3), levels[rank]])
-        return [tokens, contexts]
+            code = rounded(codes[rank], 3)
+            packed.append([text, places[rank], code, levels[rank]])
+        return packed
 
 
 def _levels(windows: Tensor) -> list[str]:
     """Return a digit for each code of the windows of a latent, (n, W): 0 for none, then by ninths of the largest."""
-    largest = windows.max().clamp(min=torch.finfo(windows.dtype).tiny)
+    tiny = torch.finfo(windows.dtype).tiny
+    largest = windows.max().clamp(min=tiny)
     levels = (windows / largest * LEVELS).ceil().long()
-    return ["".join(map(str, window)) for window in levels.tolist()]
+    digits = []
+    for window in levels.tolist():
+        digits.append("".join(map(str, window)))
+    return digits
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
@@ -112,9 +122,13 @@ class LatentReader(nn.Module):
 
     def compute(self) -> LatentTexts:
         """Return what was kept, on the CPU."""
-        contexts = Contexts(*[part.cpu() for part in self.contexts.compute()])
-        tokens = TopTokens(*[part.cpu() for part in self.tokens.compute()])
+        contexts = Contexts(*_on_cpu(self.contexts.compute()))
+        tokens = TopTokens(*_on_cpu(self.tokens.compute()))
         return LatentTexts(contexts, tokens, self.shown)
+
+
+def _on_cpu(parts: Iterable[Tensor]) -> list[Tensor]:
+    return [part.cpu() for part in parts]
 
 
 def add_tokens(

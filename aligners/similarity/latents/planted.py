@@ -1,6 +1,7 @@
 """States of two models that are made of known features, and dictionaries of them with known artefacts."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -34,9 +35,10 @@ class Planted(NamedTuple):
     @property
     def owner(self) -> Tensor:
         """The only model that has each feature, (m,): 0 X, 1 Y, −1 both."""
-        of_x = self.kind == KINDS.index("x")
-        of_y = self.kind == KINDS.index("y")
-        return of_y.long() - (~of_x & ~of_y).long()
+        owner = torch.full_like(self.kind, -1)
+        owner[self.kind == KINDS.index("x")] = 0
+        owner[self.kind == KINDS.index("y")] = 1
+        return owner
 
 
 class Plan(NamedTuple):
@@ -86,7 +88,8 @@ def plant(plan: Plan, seed: int = 0) -> Planted:
     counts = [plan.shared, plan.rotated, plan.scaled, plan.own_x, plan.own_y]
     check_range(least=0, features=counts)
     check_range(least=0, below=1, noise=plan.noise)
-    kind = torch.repeat_interleave(torch.arange(len(KINDS)), torch.tensor(counts))
+    kinds = torch.arange(len(KINDS))
+    kind = kinds.repeat_interleave(torch.tensor(counts))
     features = len(kind)
     if not 0 < plan.active < features:
         raise UserError(
@@ -112,23 +115,27 @@ def _codes(plan: Plan, features: int, text: Tensor, draw: torch.Generator) -> Te
     if plan.topics:
         topic_of = torch.randint(plan.topics, (features,), generator=draw)
         topic = torch.randint(plan.topics, (plan.texts, 1), generator=draw)
-        of_text *= 0.5 + 0.5 * plan.topics * (topic == topic_of)
+        of_its_topic = topic == topic_of
+        of_text *= 0.5 + 0.5 * plan.topics * of_its_topic
     chance = (frequency * of_text).clamp(max=0.9)
-    fires = torch.rand(len(text), features, generator=draw) < chance[text]
-    normal = torch.randn(len(text), features, generator=draw).double()
-    return torch.exp(0.5 * normal) * fires
+    uniform = torch.rand(len(text), features, generator=draw)
+    fires = uniform < chance[text]
+    normal = _normal((len(text), features), draw)
+    strengths = torch.exp(0.5 * normal)
+    return strengths * fires
 
 
 def _decoders(plan: Plan, kind: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     features = len(kind)
-    decoder_x = torch.randn(features, plan.d_x, generator=draw).double()
-    decoder_y = torch.randn(features, plan.d_y, generator=draw).double()
+    decoder_x = _normal((features, plan.d_x), draw)
+    decoder_y = _normal((features, plan.d_y), draw)
     decoder_x = functional.normalize(decoder_x)
     decoder_y = functional.normalize(decoder_y)
     if plan.d_x == plan.d_y:
         apart = kind == KINDS.index("rotated")
         decoder_y = torch.where(apart[:, None], decoder_y, decoder_x)
-    exponents = torch.rand(features, generator=draw).double() * 2 - 1
+    uniform = torch.rand(features, generator=draw).double()
+    exponents = uniform * 2 - 1
     strength = torch.exp(exponents * math.log(2.5))
     scaled = kind == KINDS.index("scaled")
     decoder_y[scaled] *= strength[scaled, None]
@@ -140,8 +147,13 @@ def _decoders(plan: Plan, kind: Tensor, draw: torch.Generator) -> tuple[Tensor, 
 def _noisy(states: Tensor, share: float, draw: torch.Generator) -> Tensor:
     """Add isotropic noise that is so large a share of the variance of the sum."""
     variance = states.var(0).mean() * share / (1 - share)
-    noise = torch.randn(states.shape, generator=draw).double()
+    noise = _normal(states.shape, draw)
     return states + variance.sqrt() * noise
+
+
+def _normal(shape: Sequence[int], draw: torch.Generator) -> Tensor:
+    """Draw from a standard normal distribution, in float32 so that a seed gives what it always gave."""
+    return torch.randn(shape, generator=draw).double()
 
 
 class Damaged(NamedTuple):
@@ -202,20 +214,25 @@ class Damaged(NamedTuple):
         is_split = torch.isin(feature, to_split)
         second = torch.arange(len(feature)) >= features
 
-        decoders = []
-        for decoder in planted.dictionary.decoders:
-            copied = decoder[0, feature]
-            deviations = torch.randn(copied.shape, generator=draw).double()
-            deviations *= noise / math.sqrt(copied.shape[1])
-            had = copied.abs().sum(1, keepdim=True) > 0
-            decoders.append(copied + deviations * had)
-        decoder_x, decoder_y = decoders
-        decoder_x[is_shrunk | (is_split & ~second)] = 0
+        true_x, true_y = planted.dictionary.decoders
+        decoder_x = _deviating(true_x[0, feature], noise, draw)
+        decoder_y = _deviating(true_y[0, feature], noise, draw)
+        first = is_split & ~second
+        decoder_x[is_shrunk | first] = 0
         decoder_y[second] = 0
+        dictionary = PairedDictionary.of(decoder_x[None], decoder_y[None])
 
-        codes = planted.codes[0][:, feature]
-        factors = 1 + noise * torch.randn(codes.shape, generator=draw).double()
+        codes = planted.codes[0, :, feature]
+        factors = 1 + noise * _normal(codes.shape, draw)
         kept = torch.rand(codes.shape, generator=draw) >= missed
         codes = codes * factors.clamp(min=0) * kept
-        dictionary = PairedDictionary.of(decoder_x[None], decoder_y[None])
         return cls(codes[None], dictionary, feature, is_shrunk, is_split)
+
+
+def _deviating(decoder: Tensor, noise: float, draw: torch.Generator) -> Tensor:
+    """Add noise of this length to the decoders (m, d) that are not 0."""
+    width = decoder.shape[1]
+    deviations = _normal(decoder.shape, draw)
+    deviations *= noise / math.sqrt(width)
+    exists = decoder.any(1, keepdim=True)
+    return decoder + deviations * exists

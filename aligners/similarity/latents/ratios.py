@@ -53,35 +53,47 @@ def ratios_with_intervals(parts: Parts, counts: Tensor, level: float = 0.95) -> 
         raise UserError(
             f"Expected `counts` of shape (resamples, {units}), but got {tuple(counts.shape)}."
         )
-    shape = ratios(parts).shape
     tail = (1 - level) / 2
     ends = counts.new_tensor([tail, 1 - tail])
-    own = parts.own.flatten(2)
-    other = parts.other.flatten(2)
+    own = parts.own.flatten(2).split(LATENTS, 2)
+    other = parts.other.flatten(2).split(LATENTS, 2)
     found = []
-    for some_own, some_other in zip(
-        own.split(LATENTS, 2), other.split(LATENTS, 2), strict=True
-    ):
-        drawn = _ratio(counts @ some_own, counts @ some_other, parts.squared)
-        # a resample without the owner's part could be anything: it widens the interval on both sides
-        below = drawn.where(drawn.isfinite(), -torch.inf)
-        above = drawn.where(drawn.isfinite(), torch.inf)
-        low = below[:, 1:].quantile(ends[0], dim=1, interpolation="lower")
-        high = above[:, 1:].quantile(ends[1], dim=1, interpolation="higher")
-        found.append(torch.stack([drawn[:, 0], low, high]))
-    ratio, low, high = torch.cat(found, 2)
+    for some_own, some_other in zip(own, other, strict=True):
+        drawn_own = counts @ some_own
+        drawn_other = counts @ some_other
+        drawn = _ratio(drawn_own, drawn_other, parts.squared)
+        found.append(_with_ends(drawn, ends))
+    all_found = torch.cat(found, 2)
+    kinds, _, *shape = parts.own.shape
+    ratio, low, high = all_found.view(3, kinds, *shape)
+    return Ratios(ratio, low, high)
+
+
+def _with_ends(drawn: Tensor, ends: Tensor) -> Tensor:
+    """Return the ratios and the ends of their intervals, (3, 2, m): drawn (2, 1 + R, m), the ratios first.
+
+    A resample without the owner's part could be anything: it widens the interval on both sides.
+    """
+    ratio = drawn[:, 0]
+    resampled = drawn[:, 1:]
+    finite = resampled.isfinite()
+    below = resampled.where(finite, -torch.inf)
+    above = resampled.where(finite, torch.inf)
+    low = below.quantile(ends[0], dim=1, interpolation="lower")
+    high = above.quantile(ends[1], dim=1, interpolation="higher")
     known = ratio.isfinite()
     low = low.where(known, torch.nan)
     high = high.where(known, torch.nan)
-    return Ratios(ratio.view(shape), low.view(shape), high.view(shape))
+    return torch.stack([ratio, low, high])
 
 
 def _ratio(own: Tensor, other: Tensor, squared: bool) -> Tensor:
     """Divide, with the sign kept where lengths are squared; NaN where there is nothing to divide by."""
-    ratio = other / own.where(own > 0, torch.nan)
-    if squared:
-        return ratio.sign() * ratio.abs().sqrt()
-    return ratio
+    above_0 = own.where(own > 0, torch.nan)
+    ratio = other / above_0
+    if not squared:
+        return ratio
+    return ratio.sign() * ratio.abs().sqrt()
 
 
 def p_below(parts: Parts, limits: tuple[float, float]) -> Tensor:
@@ -106,17 +118,20 @@ def p_above(parts: Parts, limits: tuple[float, float]) -> Tensor:
 def _p(parts: Parts, limits: tuple[float, float], sign: int) -> Tensor:
     from scipy.stats import t as student
 
-    limit = parts.own.new_tensor(limits)[:, None, None, None]
+    limit = parts.own.new_tensor(limits)
+    limit = limit[:, None, None, None]
     if parts.squared:
         limit = limit.square()
     excess = parts.other - limit * parts.own
-    units = excess.shape[1]
     total = excess.sum(1)
+    units = excess.shape[1]
     spread = excess.var(1) * units
-    fired_in = (parts.fired > 0).sum(0).expand_as(total)
     statistic = sign * total / spread.sqrt()
+    fires = parts.fired > 0
+    fired_in = fires.sum(0).expand_as(total)
     freedom = (fired_in - 1).clamp(min=1)
-    p = student.cdf(statistic.cpu().numpy(), freedom.cpu().numpy())
-    p = torch.from_numpy(p).to(total)
-    known = (parts.own.sum(1) > 0) & (spread > 0) & (fired_in >= LEAST_UNITS)
+    below = student.cdf(statistic.cpu().numpy(), freedom.cpu().numpy())
+    p = torch.from_numpy(below).to(total)
+    owned = parts.own.sum(1) > 0
+    known = owned & (spread > 0) & (fired_in >= LEAST_UNITS)
     return p.where(known, 1.0)
