@@ -25,7 +25,7 @@ def features(
     run: Run,
     checkpoint: Path | None = None,
     same: Sequence[Path] = (),
-    seeds: Sequence[Path] = (),
+    other_seeds: Sequence[Path] = (),
 ) -> None:
     """Say what two models share, feature by feature of a sparse dictionary of both, on held-out text.
 
@@ -41,8 +41,8 @@ def features(
             defaults.
         same: Such files of models that differ by chance alone, such as two seeds of one training: no latent of theirs
             is only one model's. Each is read with its own data options.
-        seeds: Such files of the same models and sites as `checkpoint`, trained from other seeds: in how many of them
-            a latent recurs becomes a column.
+        other_seeds: Such files of the same models and sites as `checkpoint`, trained from other seeds: in how many of
+            them a latent recurs becomes a column.
     """
     if checkpoint is None:
         raise UserError(
@@ -55,7 +55,7 @@ def features(
     controls = [load_bank(path) for path in same]
     for control in controls:
         check_control(control)
-    others = [load_bank(path) for path in seeds]
+    others = [load_bank(path) for path in other_seeds]
     for other in others:
         check_seed(other, bank, aligner)
     run.use_data_of({"far_rows": "keep", **bank.data_config})

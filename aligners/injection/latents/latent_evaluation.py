@@ -41,11 +41,20 @@ from aligners.similarity.latents.other_texts import GROUP, drawn_order, groups_o
 from aligners.similarity.latents.ratios import LEAST_UNITS, ratios_with_intervals
 from aligners.similarity.latents.readings import FittedReadings
 from aligners.similarity.latents.unit_sums import Parts
-from aligners.similarity.latents.verdicts import Verdicts, verdicts
+from aligners.similarity.latents.verdicts import (
+    Verdicts,
+    can_rank,
+    control_scores,
+    verdicts,
+)
 
 CODES = 2**26  # computed at a time
 FITTING, MEASURING = 0, 1  # parts of the held-out texts
 FEWEST_TEXTS = 2 * LEAST_UNITS
+TOO_FEW_TO_RANK = (
+    "Fewer than 99 latents fire. That is too few for the control with texts of others, so which are called shared rests "
+    "on tests over texts alone."
+)
 ONE_TO_ONE = (
     4096  # latents, above which those of other seeds are matched with the nearest
 )
@@ -252,7 +261,11 @@ class LatentEvaluation(pl.LightningModule):
         self._add_effects()
 
     def _judged(self, found: Examination) -> Verdicts:
-        return verdicts(found.parts, list(self.same.values()), [found.permuted])
+        permuted = [found.permuted]
+        if not can_rank(control_scores(found.permuted)):
+            permuted = []
+            self.meta["cautions"].append(TOO_FEW_TO_RANK)
+        return verdicts(found.parts, list(self.same.values()), permuted)
 
     def _make_rows(self, measured: Measured) -> None:
         """Make the rows of latents and of sites."""

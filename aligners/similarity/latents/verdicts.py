@@ -14,7 +14,8 @@ VERDICTS = ("x", "y", "shared", "undecided", "dead")
 X, Y, SHARED, UNDECIDED, DEAD = range(5)
 # Of ν^ε and ν^r: those of 2504.02922 for latents that only one model has.
 LIMITS = (0.2, 0.5)
-RANK = 0.01  # share of a control's latents
+# Largest share of a control's latents that look as much like own, or as shared, as one that is called so.
+RANK = 0.01
 
 
 class Verdicts(NamedTuple):
@@ -164,8 +165,13 @@ def benjamini_hochberg(p: Tensor) -> Tensor:
     return torch.from_numpy(adjusted).to(p)
 
 
+def can_rank(scores: Tensor, rank: float = RANK) -> bool:
+    """Tell whether a control has so many scores (n,) that one below all of them has at most this rank."""
+    return 1 / (1 + len(scores)) <= rank
+
+
 def _check_size(scores: Tensor, rank: float) -> None:
-    if 1 / (1 + len(scores)) > rank:
+    if not can_rank(scores, rank):
         raise UserError(
             f"A control of {len(scores)} latents cannot give a rank below 1 in {1 + len(scores)}, so nothing would "
             f"pass `rank` {rank:g}. Give a control of more latents, or raise `rank`."

@@ -133,7 +133,7 @@ def test_the_command_reports_controls_and_seeds(bank: StoredBank, folder: Path, 
             "features",
             f"--checkpoint={bank.path}",
             f"--same=[{control.path}]",
-            f"--seeds=[{other.path}]",
+            f"--other_seeds=[{other.path}]",
             *QUIET,
             f"--run={run}",
         ]
@@ -144,6 +144,19 @@ def test_the_command_reports_controls_and_seeds(bank: StoredBank, folder: Path, 
     assert {row["seeds"] for row in content["rows"]} == {1}
     assert "by the controls the same rule makes about" in content["findings"][0]
     assert (run / "features.png").is_file()
+
+
+def test_few_latents_are_not_ranked_and_the_report_says_so(tmp_path: Path) -> None:
+    few = PLAN._replace(shared=40, scaled=0, own_x=8, own_y=8)
+    bank = stored(recorded(tmp_path, few, 2), knowing(plant(few, 2)), tmp_path / "few.safetensors")
+    evaluation = LatentEvaluation(bank, contexts=0, effects=0)
+    quiet_trainer().test(evaluation, datamodule=recorded(tmp_path, few, 2), verbose=False)
+    (caution,) = evaluation.meta["cautions"]
+    assert "Fewer than 99 latents fire" in caution
+    owner = plant(few, 2).owner
+    own = evaluation.judged.verdict[0] < SHARED
+    assert torch.equal(evaluation.judged.verdict[0][own], owner[own])
+    assert own[owner >= 0].double().mean() >= 0.9
 
 
 # ---------------------------------------------------------------------- bad input
@@ -178,7 +191,7 @@ def test_controls_that_say_nothing_are_refused(bank: StoredBank) -> None:
         check_control(few)
     check_control(bank)
     _, aligner = dictionary_of(bank)
-    with pytest.raises(ValueError, match=r"other seeds in `seeds`, but that of .* is the one that is measured"):
+    with pytest.raises(ValueError, match=r"other seeds in `other_seeds`, but that of .* is the one that is measured"):
         check_seed(bank, bank, aligner)
 
 
