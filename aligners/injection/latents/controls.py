@@ -55,5 +55,6 @@ def check_seed(seed: StoredBank, bank: StoredBank, aligner: SparseAligner) -> No
     )
     if same:
         raise UserError(
-            f"Expected dictionaries of other seeds in `other_seeds`, but that of {seed.path} is the one that is measured."
+            f"Expected dictionaries of other seeds in `other_seeds`, but that of {seed.path} is the one that is "
+            "measured."
         )

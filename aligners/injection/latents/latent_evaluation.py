@@ -52,8 +52,8 @@ CODES = 2**26  # computed at a time
 FITTING, MEASURING = 0, 1  # parts of the held-out texts
 FEWEST_TEXTS = 2 * LEAST_UNITS
 TOO_FEW_TO_RANK = (
-    "Fewer than 99 latents fire. That is too few for the control with texts of others, so which are called shared rests "
-    "on tests over texts alone."
+    "Fewer than 99 latents fire. That is too few for the control with texts of others, so which are called shared "
+    "rests on tests over texts alone."
 )
 ONE_TO_ONE = (
     4096  # latents, above which those of other seeds are matched with the nearest
