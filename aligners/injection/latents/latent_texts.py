@@ -47,15 +47,16 @@ class LatentTexts(NamedTuple):
         tokens = self.tokens.token[site, latent]
         found = tokens >= 0
         shares = self.tokens.share[site, latent, found]
-        pairs = zip(tokens[found].tolist(), shares.tolist(), strict=True)
-        return list(pairs)
+        numbers = tokens[found].tolist()
+        return list(zip(numbers, shares.tolist(), strict=True))
 
     def packed(self, site: int, latent: int) -> list[Any]:
         """Return the top tokens and contexts of a latent as plain values, as the page's script reads them."""
         tokens = []
         for token, share in self._tokens(site, latent):
             tokens.append([token, round(share, 3)])
-        return [tokens, self._packed_contexts(site, latent)]
+        contexts = self._packed_contexts(site, latent)
+        return [tokens, contexts]
 
     def _packed_contexts(self, site: int, latent: int) -> list[list[Any]]:
         codes = self.contexts.code[site, latent].tolist()
@@ -75,7 +76,8 @@ def _levels(windows: Tensor) -> list[str]:
     """Return a digit for each code of the windows of a latent, (n, W): 0 for none, then by ninths of the largest."""
     tiny = torch.finfo(windows.dtype).tiny
     largest = windows.max().clamp(min=tiny)
-    levels = (windows / largest * LEVELS).ceil().long()
+    shading = windows / largest * LEVELS
+    levels = shading.ceil().long()
     digits = []
     for window in levels.tolist():
         digits.append("".join(map(str, window)))

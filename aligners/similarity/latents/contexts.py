@@ -77,9 +77,11 @@ class LatentContexts(DoubleMetric):
         _check_numbers("text", text, rows)
         _check_numbers("place", place, rows)
         for site in range(sites):
-            entries = firing(codes[site].float())
-            self.fired[site] += entries.latent.bincount(minlength=latents)
-            self._enter(site, entries, codes[site], text, place)
+            at_site = codes[site]
+            entries = firing(at_site.float())
+            fired = entries.latent.bincount(minlength=latents)
+            self.fired[site] += fired
+            self._enter(site, entries, at_site, text, place)
 
     def _enter(
         self, site: int, entries: Firing, codes: Tensor, text: Tensor, place: Tensor
@@ -91,7 +93,8 @@ class LatentContexts(DoubleMetric):
         latent = entries.latent[may]
         code = entries.value[may]
         candidates = _Candidates(latent, code, text[row], place[row])
-        kept, _ = candidates.largest(self.best.shape[2])
+        count = self.best.shape[2]
+        kept, _ = candidates.largest(count)
         if not len(kept):
             return
         row = row[kept]
@@ -109,15 +112,18 @@ class LatentContexts(DoubleMetric):
         of_old = numbers.repeat_interleave(old.shape[1])
         owner = torch.cat([of_old, number])
         records = torch.cat([old.flatten(0, 1), new])
-        self.best[site, touched] = _table(owner, records, old.shape)
+        table = _table(owner, records, old.shape)
+        self.best[site, touched] = table
 
     def compute(self) -> Contexts:
         """Return what was kept."""
         code = self.best[..., CODE]
         kept = code > 0
-        text = self.best[..., TEXT].long().where(kept, -1)
+        text = self.best[..., TEXT].long()
+        text = text.where(kept, -1)
         place = self.best[..., PLACE].long()
-        return Contexts(code, text, place, self.best[..., 2:], self.fired)
+        window = self.best[..., 2:]
+        return Contexts(code, text, place, window, self.fired)
 
 
 def merged(each: Tensor) -> Tensor:
@@ -128,7 +134,8 @@ def merged(each: Tensor) -> Tensor:
     best = []
     for site in range(sites):
         at_site = each[:, site]
-        table = _table(owner, at_site.flatten(0, 2), at_site.shape[1:])
+        records = at_site.flatten(0, 2)
+        table = _table(owner, records, at_site.shape[1:])
         best.append(table)
     return torch.stack(best)
 

@@ -69,6 +69,11 @@ class Plan(NamedTuple):
     noise: float = 0.05
     topics: int = 0
 
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of features of each of `KINDS`."""
+        return [self.shared, self.rotated, self.scaled, self.own_x, self.own_y]
+
 
 def plant(plan: Plan, seed: int = 0) -> Planted:
     """Make paired states from known features: x = Σ_j f_j d_x,j + noise, y likewise.
@@ -85,11 +90,10 @@ def plant(plan: Plan, seed: int = 0) -> Planted:
         ValueError: numbers that cannot be.
     """
     check_range(least=1, d_x=plan.d_x, d_y=plan.d_y, texts=plan.texts, rows=plan.rows)
-    counts = [plan.shared, plan.rotated, plan.scaled, plan.own_x, plan.own_y]
-    check_range(least=0, features=counts)
+    check_range(least=0, features=plan.counts)
     check_range(least=0, below=1, noise=plan.noise)
     kinds = torch.arange(len(KINDS))
-    kind = kinds.repeat_interleave(torch.tensor(counts))
+    kind = kinds.repeat_interleave(torch.tensor(plan.counts))
     features = len(kind)
     if not 0 < plan.active < features:
         raise UserError(
@@ -205,7 +209,8 @@ class Damaged(NamedTuple):
             raise UserError(
                 f"Expected `shrunk` + `split` of at most the {len(both)} shared features, but got {shrunk + split}."
             )
-        chosen = both[torch.randperm(len(both), generator=draw)]
+        order = torch.randperm(len(both), generator=draw)
+        chosen = both[order]
         to_shrink = chosen[:shrunk]
         to_split = chosen[shrunk : shrunk + split]
         features = len(planted.kind)
@@ -224,7 +229,8 @@ class Damaged(NamedTuple):
 
         codes = planted.codes[0, :, feature]
         factors = 1 + noise * _normal(codes.shape, draw)
-        kept = torch.rand(codes.shape, generator=draw) >= missed
+        uniform = torch.rand(codes.shape, generator=draw)
+        kept = uniform >= missed
         codes = codes * factors.clamp(min=0) * kept
         return cls(codes[None], dictionary, feature, is_shrunk, is_split)
 

@@ -55,10 +55,11 @@ def ratios_with_intervals(parts: Parts, counts: Tensor, level: float = 0.95) -> 
         )
     tail = (1 - level) / 2
     ends = counts.new_tensor([tail, 1 - tail])
-    own = parts.own.flatten(2).split(LATENTS, 2)
-    other = parts.other.flatten(2).split(LATENTS, 2)
+    own = parts.own.flatten(2)
+    other = parts.other.flatten(2)
+    blocks = zip(own.split(LATENTS, 2), other.split(LATENTS, 2), strict=True)
     found = []
-    for some_own, some_other in zip(own, other, strict=True):
+    for some_own, some_other in blocks:
         drawn_own = counts @ some_own
         drawn_other = counts @ some_other
         drawn = _ratio(drawn_own, drawn_other, parts.squared)
@@ -93,7 +94,8 @@ def _ratio(own: Tensor, other: Tensor, squared: bool) -> Tensor:
     ratio = other / above_0
     if not squared:
         return ratio
-    return ratio.sign() * ratio.abs().sqrt()
+    length = ratio.abs().sqrt()
+    return ratio.sign() * length
 
 
 def p_below(parts: Parts, limits: tuple[float, float]) -> Tensor:
@@ -130,7 +132,8 @@ def _p(parts: Parts, limits: tuple[float, float], sign: int) -> Tensor:
     fires = parts.fired > 0
     fired_in = fires.sum(0).expand_as(total)
     freedom = (fired_in - 1).clamp(min=1)
-    below = student.cdf(statistic.cpu().numpy(), freedom.cpu().numpy())
+    t = statistic.cpu().numpy()
+    below = student.cdf(t, freedom.cpu().numpy())
     p = torch.from_numpy(below).to(total)
     owned = parts.own.sum(1) > 0
     known = owned & (spread > 0) & (fired_in >= LEAST_UNITS)
