@@ -7,7 +7,7 @@ from aligners.cli.command import Run, command
 from aligners.datamodules.pairings import pair_states
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import StoredBank, load_bank
-from aligners.injection.latents.controls import check_control, check_seed
+from aligners.injection.latents.control_banks import check_control, check_seed
 from aligners.injection.latents.latent_evaluation import LatentEvaluation
 from aligners.injection.latents.stored_dictionary import dictionary_of
 from aligners.reports.page.latent_page import WriteLatentPage

@@ -14,7 +14,7 @@ from tests.runs import quiet_trainer
 
 from aligners.cli.table import evaluate
 from aligners.fitting.saved_bank import FORWARD, StoredBank, save_bank
-from aligners.injection.latents.controls import check_control, check_seed
+from aligners.injection.latents.control_banks import check_control, check_seed
 from aligners.injection.latents.latent_evaluation import LatentEvaluation
 from aligners.injection.latents.stored_dictionary import dictionary_of
 from aligners.maps.linear import Linear
