@@ -70,24 +70,27 @@ def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Te
 
 
 def bank_answers(
-    route: Route, batch: TaskBatch, mapped: Tensor, own: Tensor | None = None
+    route: Route, batch: TaskBatch, mapped: Tensor
 ) -> Iterator[UnitAnswers]:
-    """Return the target's answers with mapped rows (S, N, d_y), holding only one site's logits at a time.
-
-    Args:
-        route: from X into Y.
-        batch: the targets of the task on a batch.
-        mapped: states that are put into Y.
-        own: Y's own logits of the whole batch, to compare with; None: nothing is compared.
-    """
+    """Return the target's answers with mapped rows (S, N, d_y), holding only one site's logits at a time."""
     groups = route.target.class_map
     for pair, rows in enumerate(mapped):
         logits = _stitched(route, pair, batch, rows)
-        answers = batch_answers(logits, batch.targets, groups)
-        if own is not None:
-            kl = batch_divergences(logits, own, batch.targets, groups)
-            answers = answers._replace(kl=kl)
-        yield answers
+        yield batch_answers(logits, batch.targets, groups)
+
+
+def _compared_answers(
+    route: Route, batch: TaskBatch, mapped: Tensor, divergences: list[Tensor]
+) -> Iterator[UnitAnswers]:
+    """Yield what `bank_answers` does, and add KL(own ‖ injected) of each site, summed over texts, to `divergences`."""
+    targets = batch.targets
+    groups = route.target.class_map
+    own = route.target.logits(batch.inputs)
+    for pair, rows in enumerate(mapped):
+        logits = _stitched(route, pair, batch, rows)
+        kl = batch_divergences(logits, own, targets, groups)
+        divergences.append(per_text_sums(kl, targets))
+        yield batch_answers(logits, targets, groups)
 
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
@@ -248,11 +251,14 @@ class Behaviour:
             mapped: states that are put into Y.
             own: Y's own answers.
         """
-        own_logits = None
+        divergences: list[Tensor] = []
         if self._compares:
-            own_logits = self.route.target.logits(batch.inputs)
-        answers = bank_answers(self.route, batch, mapped, own_logits)
+            answers = _compared_answers(self.route, batch, mapped, divergences)
+        else:
+            answers = bank_answers(self.route, batch, mapped)
         sums = self._sums(answers, batch, own)
+        if divergences:
+            sums["kl"] = torch.stack(divergences)
         if self.source_pooler:
             sums["pooled"] = self._through_source_pooler(batch, mapped)
         return sums
@@ -305,11 +311,9 @@ class Behaviour:
             sums["answer"] = torch.full_like(sums["loss"], torch.nan)
             if self.asked.unit == "text":  # a text of many tokens has no single answer
                 sums["answer"] = given.answer
-            if given.kl is not None:
-                sums["kl"] = per_text_sums(given.kl, targets)
             results.append(sums)
         table = {}
-        for name in results[0]:
+        for name in BEHAVIOUR:
             table[name] = torch.stack([sums[name] for sums in results])
         return table
 

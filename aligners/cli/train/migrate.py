@@ -59,7 +59,7 @@ def migrate(
             files; NAME:width=256 keeps the first 256 numbers. Vectors are a .npy or Parquet file, row by row those of
             the texts (by id where both have ids), or a folder with texts.npy and, for judged queries, corpus.npy and
             queries.npy, or .parquet.
-        new: The model that takes its place, or its vectors, likewise.
+        new: Model that takes its place, or its vectors.
         texts: File of some thousand texts that maps are fitted on: a line each, or JSON lines, CSV or TSV with
             `text`, and `_id` and `domain` if known.
         queries: Folder of judged queries, as BEIR has them (queries.jsonl, corpus.jsonl, qrels.tsv). Pieces of the

@@ -297,13 +297,11 @@ class UnitAnswers(NamedTuple):
         loss: (..., U) cross-entropy in nats, or the squared error of a number.
         correct: (..., U) 1 where the answer is the right one; NaN of numbers.
         answer: (..., U) float64, the class, token or number.
-        kl: (..., U) KL(own ‖ these) in nats, see `batch_divergences`; None: not asked for.
     """
 
     loss: Tensor
     correct: Tensor
     answer: Tensor
-    kl: Tensor | None = None
 
 
 def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
