@@ -55,9 +55,8 @@ TOO_FEW_TO_RANK = (
     "Fewer than 99 latents fire. That is too few for the control with texts of others, so which are called shared "
     "rests on tests over texts alone."
 )
-ONE_TO_ONE = (
-    4096  # latents, above which those of other seeds are matched with the nearest
-)
+# Latents above which those of other seeds are matched with the nearest.
+ONE_TO_ONE = 4096
 
 
 class SiteErrors(DoubleMetric):

@@ -13,9 +13,8 @@ from aligners.similarity.latents.ratios import Ratios
 from aligners.similarity.latents.verdicts import SHARED, VERDICTS, Verdicts
 
 Row = dict[str, Any]
-FAR_NORM = (
-    0.9  # relative norm from which a latent counts as Y's alone; as far from 0, X's
-)
+# Relative norm from which a latent counts as Y's alone; as far from 0, as X's.
+FAR_NORM = 0.9
 KINDS = ("nu_error", "nu_rebuilt")  # columns of the ratios
 
 
