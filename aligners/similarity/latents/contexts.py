@@ -5,9 +5,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
+from aligners.errors import check_range
 from aligners.similarity.double_metric import DoubleMetric
-from aligners.similarity.latents.dictionary import Firing, check_codes, firing
+from aligners.similarity.latents.dictionary import (
+    Firing,
+    check_codes,
+    check_numbers,
+    firing,
+)
 from aligners.similarity.latents.ordering import first_of_runs, ranks_within, sorted_by
 
 AROUND = 8  # rows on each side of a context
@@ -74,8 +79,8 @@ class LatentContexts(DoubleMetric):
         sites, latents, _, _ = self.best.shape
         check_codes(codes, sites, latents)
         rows = codes.shape[1]
-        _check_numbers("text", text, rows)
-        _check_numbers("place", place, rows)
+        check_numbers("text", text, rows, EXACT)
+        check_numbers("place", place, rows, EXACT)
         for site in range(sites):
             at_site = codes[site]
             entries = firing(at_site.float())
@@ -190,16 +195,3 @@ def _windows(
     found = codes[order[at], latent[:, None]]
     there = ordered[at] == wanted
     return found.float() * there
-
-
-def _check_numbers(name: str, numbers: Tensor, rows: int) -> None:
-    if numbers.shape != (rows,):
-        raise UserError(
-            f"Expected `{name}` of shape {(rows,)}, a number for each row of `codes`, but got {tuple(numbers.shape)}."
-        )
-    least = int(numbers.min())
-    most = int(numbers.max())
-    if least < 0 or most >= EXACT:
-        raise UserError(
-            f"Expected `{name}` from 0 to {EXACT - 1}, but got {least} to {most}."
-        )

@@ -163,6 +163,30 @@ def check_codes(codes: Tensor, sites: int, latents: int) -> None:
         )
 
 
+def check_numbers(name: str, numbers: Tensor, rows: int, below: int) -> None:
+    """Raise unless there is a number from 0 to below a limit for each row.
+
+    Args:
+        name: of the argument.
+        numbers: (N,) integers.
+        rows: N.
+        below: the limit.
+
+    Raises:
+        ValueError: another shape, or a number that is out of range.
+    """
+    if numbers.shape != (rows,):
+        raise UserError(
+            f"Expected `{name}` of shape {(rows,)}, a number for each row of `codes`, but got {tuple(numbers.shape)}."
+        )
+    least = int(numbers.min())
+    most = int(numbers.max())
+    if least < 0 or most >= below:
+        raise UserError(
+            f"Expected `{name}` from 0 to {below - 1}, but got {least} to {most}."
+        )
+
+
 def _check_shape(name: str, part: Tensor, expected: tuple[int, int, int]) -> None:
     if part.shape != expected:
         raise UserError(

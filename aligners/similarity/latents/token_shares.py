@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
+from aligners.errors import check_range
 from aligners.similarity.double_metric import DoubleMetric
-from aligners.similarity.latents.dictionary import check_codes, firing
+from aligners.similarity.latents.dictionary import check_codes, check_numbers, firing
 from aligners.similarity.latents.ordering import ranks_within, sorted_by
 
 BUFFER = 2**20  # entries that may wait to be summed
@@ -64,7 +64,7 @@ class LatentTokens(DoubleMetric):
         """
         sites, latents, tokens = self.shape
         check_codes(codes, sites, latents)
-        _check_tokens(token, codes.shape[1], tokens)
+        check_numbers("token", token, codes.shape[1], tokens)
         for site in range(sites):
             entries = firing(codes[site])
             latent = site * latents + entries.latent
@@ -132,16 +132,3 @@ def _joined(parts: list[Tensor] | Tensor) -> Tensor:
     if isinstance(parts, Tensor):
         return parts
     return torch.cat(parts)
-
-
-def _check_tokens(token: Tensor, rows: int, tokens: int) -> None:
-    if token.shape != (rows,):
-        raise UserError(
-            f"Expected `token` of shape {(rows,)}, but got {tuple(token.shape)}."
-        )
-    least = int(token.min())
-    most = int(token.max())
-    if least < 0 or most >= tokens:
-        raise UserError(
-            f"Expected `token` from 0 to {tokens - 1}, but got {least} to {most}."
-        )

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
+from aligners.errors import check_range
 from aligners.similarity.double_metric import DoubleMetric
 from aligners.similarity.latents.dictionary import (
     Firing,
     Pair,
     PairedDictionary,
+    check_numbers,
     check_rows_of,
     firing,
     targets_of,
@@ -101,7 +102,7 @@ class LatentSums(DoubleMetric):
             ValueError: see `check_rows_of`; units that do not exist.
         """
         check_rows_of(self.dictionary, codes, x, y)
-        self._check_units(unit, codes.shape[1])
+        check_numbers("unit", unit, codes.shape[1], len(self.fired))
         rows = partners = None
         owners = unit
         if pairs is not None:
@@ -119,17 +120,6 @@ class LatentSums(DoubleMetric):
                 )
                 for owner, of_owner in enumerate(products):
                     _add(self.along[owner, kind, side], place, of_owner)
-
-    def _check_units(self, unit: Tensor, rows: int) -> None:
-        units = len(self.fired)
-        if unit.shape != (rows,):
-            raise UserError(
-                f"Expected `unit` of shape {(rows,)}, but got {tuple(unit.shape)}."
-            )
-        if int(unit.min()) < 0 or int(unit.max()) >= units:
-            raise UserError(
-                f"Expected `unit` from 0 to {units - 1}, but got {int(unit.min())} to {int(unit.max())}."
-            )
 
     def _targets(
         self, site: int, codes: Tensor, states: Pair
