@@ -1,18 +1,25 @@
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from scipy.special import rel_entr
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.aligners.reports.made import printed
+from tests.shell import options as shell_options
 from tests.stitches import evaluate as stitch
 from tests.stitches import rows_of
 from tests.tiny import WORDS, tiny_tokenizer, tokenised
 from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
 
+from aligners.cli.table import evaluate as evaluate_command
+from aligners.datamodules.task_targets import mask_tokens
+from aligners.fitting.saved_bank import load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
@@ -22,6 +29,7 @@ from aligners.reports.publishing import write
 from aligners.reports.runs.injection_report import report
 
 SITES = ["1:2", 2]
+SPECIAL_TOKENS = {"<s>", "</s>"}
 MAPS: dict[str, Any] = {"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)}
 BEHAVIOUR = (
     "loss", "penalty", "penalty_low", "penalty_high", "accuracy", "accuracy_low", "accuracy_penalty", "perplexity",
@@ -142,6 +150,85 @@ def test_the_divergence_from_a_models_own_answers(world: World, causal: list[str
         write(replace(written, figures={}), tmp_path)
         assert (tmp_path / "report.md").read_text().count("KL(own ‖ injected), nats") == 1
         assert ("KL, nats" in printed(written.screen)) == bool(shown)
+
+
+def first(output: Any) -> torch.Tensor:
+    """The states in what a block returns."""
+    return output if torch.is_tensor(output) else output[0]
+
+
+def read_at(model: Any, site: int, inputs: Any) -> torch.Tensor:
+    """A BERT's states after a block, (1, T, d), through a hook."""
+    read: list[torch.Tensor] = []
+    hook = model.bert.encoder.layer[site - 1].register_forward_hook(lambda *given: read.append(first(given[-1])))
+    model(**inputs)
+    hook.remove()
+    return read[0]
+
+
+def logits_with(model: Any, site: int, states: torch.Tensor, inputs: Any) -> torch.Tensor:
+    """A BERT's logits where a block returns `states` in place of its own, through a hook."""
+
+    def put(_: Any, __: Any, output: Any) -> Any:
+        return states if torch.is_tensor(output) else (states, *output[1:])
+
+    hook = model.bert.encoder.layer[site - 1].register_forward_hook(put)
+    logits = model(**inputs).logits
+    hook.remove()
+    return logits
+
+
+@torch.no_grad()
+def masked_divergences(names: list[str], texts: list[str], sites: tuple[int, int], there: Any) -> list[np.ndarray]:
+    """KL(own ‖ injected) at each masked token of each text, in nats: float64, text by text, through hooks alone."""
+    x, y = (transformers.AutoModelForMaskedLM.from_pretrained(name).double().eval() for name in names)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(names[1])
+    found = []
+    for number, text in enumerate(texts):
+        plain = tokenizer([text], return_tensors="pt")
+        special = torch.tensor([[token in SPECIAL_TOKENS for token in plain.tokens(0)]])
+        kept = {"input_ids": plain["input_ids"], "attention_mask": plain["attention_mask"]}
+        inputs, answers = mask_tokens(kept, special, torch.tensor([number]), tokenizer, 0.5, 0, 0)
+        mapped = there(read_at(x, sites[0], inputs))
+        asked = answers != -100
+        own = y(**inputs).logits[asked].softmax(-1)
+        put = logits_with(y, sites[1], mapped, inputs)[asked].softmax(-1)
+        found.append(rel_entr(own.numpy(), put.numpy()).sum(-1))
+    return found
+
+
+def test_the_divergence_of_masked_tokens_is_that_of_hooks_in_float64(
+    world: World, masked: list[str], tmp_path: Path
+) -> None:
+    options = {
+        "data__model_x": masked[0], "data__model_y": masked[1], "data__text__source": world.fit,
+        "data__text__held_out": world.test, "data__max_length": 60, "data__sites": SITES, "data__batch_size": 6,
+        "masked_share": 0.5, "closed_form": ["linear"], "kl": True, "trainer__accelerator": "cpu",
+        "trainer__logger": False, "trainer__enable_progress_bar": False,
+    }  # fmt: skip
+    evaluate_command(["inject", *shell_options(**options), "--run", str(tmp_path / "run")])
+    rows = json.loads((tmp_path / "run" / "report.json").read_text())["rows"]
+    fitted = load_bank(tmp_path / "run" / "aligners.safetensors").maps["0_1"]["linear"].double()
+    texts = read_texts(world.test)[0]
+    for place, sites in enumerate([(1, 2), (2, 2)]):
+        for method in ("identity", "linear"):
+
+            def there(states: torch.Tensor, method: str = method, place: int = place) -> torch.Tensor:
+                if method == "identity":
+                    return states
+                return fitted(states[0].expand(2, -1, -1))[place][None]
+
+            each = masked_divergences(masked, texts, sites, there)
+            (row,) = (row for row in rows if row["method"] == method and (row["site_x"], row["site_y"]) == sites)
+            assert row["n_units"] == sum(map(len, each))
+            mean = np.concatenate(each).mean()
+            assert mean > 1e-4
+            assert row["kl"] == pytest.approx(mean, rel=1e-4)
+            assert row["kl_low"] < row["kl"] < row["kl_high"]
+            # the ratio's standard error by linearisation, as texts have unequal numbers of masked tokens
+            residuals = np.array([part.sum() - mean * len(part) for part in each])
+            error = np.sqrt(residuals.var(ddof=1) * len(each)) / row["n_units"]
+            assert row["kl_high"] - row["kl_low"] == pytest.approx(3.92 * error, rel=0.3)
 
 
 def test_a_models_own_states_have_no_divergence(world: World, causal: list[str], tmp_path: Path) -> None:
