@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from types import SimpleNamespace
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -25,6 +26,18 @@ class DoubleMetric(Metric):
             return state.to(device)
 
         return super()._apply(moved, exclude_state)
+
+    def free(self) -> None:
+        """Let go of all sums, and of what was computed, once the metric is used up.
+
+        torchmetrics wraps methods in functions that refer to the metric, so that `del` frees nothing until Python looks
+        for cycles.
+        """
+        self._computed = None
+        for name in self._defaults:
+            nothing = torch.zeros(0)
+            self._defaults[name] = nothing
+            setattr(self, name, nothing)
 
     def _wrap_compute(self, compute: Callable) -> Callable:
         """Keep the result's shape, and do not copy it."""

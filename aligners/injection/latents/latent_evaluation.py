@@ -4,12 +4,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from aligners.datamodules.module import stream_of
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range, finite
+from aligners.files.resources import in_words
 from aligners.fitting.saved_bank import StoredBank
 from aligners.injection.injecting import check_stored
 from aligners.injection.latents.evaluated_effects import (
@@ -27,6 +29,7 @@ from aligners.injection.latents.stored_dictionary import check_same_rows, dictio
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.models.loading.load_models import check_precision
+from aligners.progress import tell
 from aligners.similarity.double_metric import DoubleMetric
 from aligners.similarity.latents.agreement import Matching, joint_decoders, recurrences
 from aligners.similarity.latents.dictionary import relative_norms
@@ -35,6 +38,7 @@ from aligners.similarity.latents.examination import (
     Examination,
     Measured,
     Spaces,
+    check_memory,
     readings_of,
 )
 from aligners.similarity.latents.other_texts import GROUP, drawn_order, groups_of
@@ -189,6 +193,11 @@ class LatentEvaluation(pl.LightningModule):
         """Begin with sums of nothing."""
         self.aligner.to(self.device)
         self.dictionary = self.aligner.paired()
+        needed = check_memory(self.dictionary, self.units, self.spaces)
+        rank_zero_only(tell)(
+            f"What both models have of {self.aligner.latents:,} latents is summed, which takes up to "
+            f"{in_words(needed)} of memory."
+        )
         self.variances = self.aligner.variances()
         self.fitted = FittedReadings(self.dictionary, *self.variances).to(self.device)
         self.measured: Measured | None = None
@@ -226,6 +235,7 @@ class LatentEvaluation(pl.LightningModule):
     def _begin_measuring(self) -> Measured:
         """Fit how the models are read to the texts of all ranks."""
         readings = readings_of(self.fitted, self.spaces)
+        self.fitted.free()
         del self.fitted
         return Measured.empty(self.dictionary, readings, self.units)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_known
+from aligners.files.resources import free_memory, in_words
 from aligners.similarity.latents.dictionary import (
     Pair,
     PairedDictionary,
@@ -13,6 +14,7 @@ from aligners.similarity.latents.dictionary import (
     relative_norms,
 )
 from aligners.similarity.latents.other_texts import drawn_order, groups_of, other_rows
+from aligners.similarity.latents.ratios import LEAST_UNITS
 from aligners.similarity.latents.readings import (
     FittedReadings,
     Readings,
@@ -25,6 +27,8 @@ Spaces = Literal["one", "apart"]
 SPACES: tuple[Spaces, ...] = ("one", "apart")
 ROWS = 4096  # fitted on at a time
 FEWEST = 4  # texts
+DOUBLE = 8  # bytes
+KEPT = 2  # torchmetrics keeps a copy of every sum, to begin again from
 
 
 class Examination(NamedTuple):
@@ -80,6 +84,78 @@ class Measured(NamedTuple):
         return Examination(norm, parts, self.sums.parts(owner, self.null))
 
 
+class Memory(NamedTuple):
+    """The bytes that an examination takes at most, beside the dictionary.
+
+    Attributes:
+        fitting: while directions are fitted.
+        directions: the fitted ones, while sums are made.
+        a_unit: sums, for each unit of text.
+        units: G.
+    """
+
+    fitting: int
+    directions: int
+    a_unit: int
+    units: int
+
+    @classmethod
+    def of(cls, dictionary: PairedDictionary, units: int, spaces: Spaces) -> Self:
+        """Count what `FittedReadings` and `Measured` hold, and what they return, in float64."""
+        sites, latents, d_x = dictionary.decoder_x.shape
+        d_y = dictionary.decoder_y.shape[2]
+        a_number = DOUBLE * sites * latents  # of each latent
+        targets = 2 * (d_x + d_y)
+        at_work = 3 * max(d_x, d_y)
+        fitting = KEPT * targets + targets + at_work
+        owners = 2 if spaces == "one" else 1
+        readings = 4 * owners
+        # of pairs and of the null: sums, what is read of them, and six of the parts of both models
+        sums = KEPT * (3 + readings) + readings + 6
+        directions = targets if spaces == "apart" else 0
+        return cls(
+            fitting=a_number * fitting,
+            directions=a_number * directions,
+            a_unit=2 * a_number * sums,
+            units=units,
+        )
+
+    @property
+    def most(self) -> int:
+        """Bytes at most."""
+        summing = self.directions + self.a_unit * self.units
+        return max(self.fitting, summing)
+
+
+def check_memory(dictionary: PairedDictionary, units: int, spaces: Spaces) -> int:
+    """Return the bytes that an examination takes at most, on the device of its dictionary.
+
+    Args:
+        dictionary: of both models.
+        units: of text, over which tests are made.
+        spaces: see `examine`.
+
+    Raises:
+        ValueError: there is no memory for it: says which option to change.
+    """
+    memory = Memory.of(dictionary, units, spaces)
+    device = dictionary.decoder_x.device
+    free = free_memory(device)
+    if memory.most <= free:
+        return memory.most
+    sites, latents, _ = dictionary.decoder_x.shape
+    enough = (free - memory.directions) // memory.a_unit
+    change = "Train a dictionary of fewer `latents` or of fewer `data.sites`"
+    if memory.fitting <= free and enough >= LEAST_UNITS:
+        change = f"Set `units` to {enough} or less"
+    elif device.type != "cpu":
+        change = f"Set `trainer.accelerator` to cpu, or {change[0].lower()}{change[1:]}"
+    raise UserError(
+        f"Expected memory to examine {latents:,} latents at each of {sites} sites in {units} `units` of text, but that "
+        f"takes about {in_words(memory.most)} and {in_words(free)} are free. {change}."
+    )
+
+
 def examine(
     dictionary: PairedDictionary,
     codes: Tensor,
@@ -104,7 +180,7 @@ def examine(
         variances: (S,) total variance of X's states and of Y's. Default: those of these rows.
 
     Raises:
-        ValueError: fewer than 4 texts, or as `LatentSums.update` does.
+        ValueError: fewer than 4 texts, no memory for the sums, or as `LatentSums.update` does.
     """
     check_known(SPACES, spaces=spaces)
     number = text.unique_consecutive(return_inverse=True)[1]
@@ -113,11 +189,14 @@ def examine(
     check_rows_of(dictionary, codes, x, y)
     if variances is None:
         variances = total_variance(x), total_variance(y)
+    check_memory(dictionary, texts // 2, spaces)
     fitted = FittedReadings(dictionary, *variances)
     fitting = (number % 2 == 0).nonzero()[:, 0]
     for some in fitting.split(ROWS):
         fitted.update(codes[:, some], x[:, some], y[:, some])
-    measured = Measured.empty(dictionary, readings_of(fitted, spaces), units=texts // 2)
+    readings = readings_of(fitted, spaces)
+    fitted.free()
+    measured = Measured.empty(dictionary, readings, units=texts // 2)
     rows, place = held_out_rows(number)
     for group in groups_of(place):
         some = rows[group]

@@ -4,11 +4,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.live_memory import LiveBytes
 from torch import Tensor
 
 from aligners.similarity.latents.dictionary import PairedDictionary
-from aligners.similarity.latents.examination import examine, held_out_rows
+from aligners.similarity.latents.examination import (
+    Measured,
+    Memory,
+    Spaces,
+    check_memory,
+    examine,
+    held_out_rows,
+    readings_of,
+)
 from aligners.similarity.latents.other_texts import drawn_order, groups_of, other_rows
+from aligners.similarity.latents.readings import FittedReadings
 from aligners.similarity.latents.verdicts import verdicts
 
 PLACES, LATENTS, TEXTS = 12, 120, 240
@@ -81,3 +91,55 @@ def test_the_order_and_the_numbers_of_texts_do_not_matter_but_for_the_null() -> 
     for one, other in ((found.parts, again.parts), (found.permuted, again.permuted)):
         torch.testing.assert_close(one.own, other.own)
         torch.testing.assert_close(one.other, other.other)
+
+
+def dictionary_of(sites: int, latents: int, d_x: int, d_y: int) -> PairedDictionary:
+    draw = torch.Generator().manual_seed(0)
+    decoder_x = torch.randn(sites, latents, d_x, generator=draw)
+    decoder_y = torch.randn(sites, latents, d_y, generator=draw)
+    return PairedDictionary.of(decoder_x, decoder_y)
+
+
+@pytest.mark.parametrize("spaces", ["one", "apart"])
+@pytest.mark.parametrize("units", [2, 120])
+def test_memory_is_what_an_examination_takes(spaces: Spaces, units: int) -> None:
+    sites, latents, d_y = 2, 3000, 40
+    d_x = d_y if spaces == "one" else 70
+    dictionary = dictionary_of(sites, latents, d_x, d_y)
+    codes = torch.zeros(sites, 6, latents)
+    codes[:, torch.arange(6), torch.arange(6)] = torch.arange(1.0, 7)
+    x, y = torch.randn(sites, 6, d_x), torch.randn(sites, 6, d_y)
+    unit = torch.arange(6) % 2
+    ones = torch.ones(sites)
+    with LiveBytes() as live:
+        fitted = FittedReadings(dictionary, ones, ones)
+        fitted.update(codes, x, y)
+        readings = readings_of(fitted, spaces)
+        fitted.free()
+        measured = Measured.empty(dictionary, readings, units)
+        measured.update(codes, x, y, unit, unit)
+        measured.examined(torch.full((sites, latents), 0.25))
+    memory = Memory.of(dictionary, units, spaces)
+    assert 0.9 * memory.most < live.peak <= 1.02 * memory.most
+
+
+def test_directions_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dictionary = dictionary_of(1, 20_000, 64, 64)
+    needed = 8 * 20_000 * (2 * 256 + 256 + 3 * 64)  # sums twice, directions, and three vectors at work
+    monkeypatch.setattr("aligners.similarity.latents.examination.free_memory", lambda device: needed)
+    assert check_memory(dictionary, 5, "apart") == needed
+    monkeypatch.setattr("aligners.similarity.latents.examination.free_memory", lambda device: needed - 1)
+    message = r"20,000 latents at each of 1 sites in 5 `units` .* takes about 154 MB .* fewer `latents` or of fewer"
+    with pytest.raises(ValueError, match=message):
+        check_memory(dictionary, 5, "apart")
+
+
+def test_the_units_that_a_refusal_names_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    dictionary = dictionary_of(1, 20_000, 64, 64)
+    monkeypatch.setattr("aligners.similarity.latents.examination.free_memory", lambda device: 300_000_000)
+    with pytest.raises(ValueError, match="`units` to") as refused:
+        check_memory(dictionary, 200, "apart")
+    most = int(str(refused.value).split("Set `units` to ")[1].split()[0])
+    check_memory(dictionary, most, "apart")
+    with pytest.raises(ValueError, match="Expected memory"):
+        check_memory(dictionary, most + 1, "apart")
