@@ -12,10 +12,11 @@ from aligners.files.atomic import write_text
 from aligners.injection.latents.latent_texts import LatentTexts, rounded
 from aligners.progress import tell
 from aligners.reports.finished_runs import make_report
-from aligners.reports.names import WORDS, site_names
+from aligners.reports.names import WORDS, site_names, with_short_names
 from aligners.reports.page.run_page import models_of, versions_of
 from aligners.reports.publishing import environment
 from aligners.reports.report import Row, distinct, is_known
+from aligners.reports.runs.updates.features_report import words_of
 from aligners.reports.templates import page
 from aligners.similarity.latents.contexts import AROUND
 
@@ -36,7 +37,6 @@ COLUMNS = (
     "correlation",
     "seeds",
 )
-CALLED = {"x": "X's own", "y": "Y's own"}  # verdicts
 # In JSON within a script, so that no text ends the script.
 IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -91,8 +91,8 @@ def write_latent_page(
         title: of the page.
         lead: what was found, in two or three sentences.
         meta: what holds for all rows of the report.
-        rows: of the report, the most important first, with `site_x`, `site_y`, `latent`, `verdict` and what there is of
-            `COLUMNS`. The first 12,000 are shown.
+        rows: of the report, the most important first, with `model_x`, `model_y`, `site_x`, `site_y`, `latent`,
+            `verdict`, and what there is of `COLUMNS`. The first 12,000 are shown.
         texts: what all latents fire on.
         sites: site pairs in the order of the dictionaries.
 
@@ -131,6 +131,9 @@ def _data(
     """Return what the page's script draws, with texts and tokens that occur in it alone, numbered anew."""
     columns = [name for name in COLUMNS if is_known(rows, name)]
     verdicts = distinct(rows, "verdict")
+    called = {}
+    if rows:
+        called = words_of(with_short_names(rows[:1])[0])
     strings, of_texts = _Numbers(), _Numbers()
     places = {pair: place for place, pair in enumerate(sites)}
     latents = []
@@ -151,7 +154,7 @@ def _data(
     headings = [WORDS["columns"].get(name, name.replace("_", " ")) for name in columns]
     return {
         "sites": site_names(sites),
-        "verdicts": [CALLED.get(verdict, verdict) for verdict in verdicts],
+        "verdicts": [called[verdict] for verdict in verdicts],
         "columns": headings,
         "around": AROUND,
         "drawn": DRAWN,

@@ -41,7 +41,7 @@
     if (!texts.has(latent)) {
       const tokens = latent[TOKENS].map(([token]) => data.strings[token].trim());
       const read = latent[CONTEXTS].map((each) => around(each).map((token) => token.reads).join(""));
-      texts.set(latent, [`latent ${latent[LATENT]}`, ...tokens, ...read].join("\n").toLowerCase());
+      texts.set(latent, [...tokens, ...read].join("\n").toLowerCase());
     }
     return texts.get(latent);
   }
@@ -97,11 +97,14 @@
   }
 
   function choose() {
-    const words = by("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = by("search").value.toLowerCase();
+    const named = /^\s*latent\s+(\d+)\s*$/.exec(wanted);
+    const words = wanted.split(/\s+/).filter(Boolean);
     const [verdict, site, column] = ["verdict", "site", "sort"].map((id) => by(id).value);
     chosen = data.latents.filter((latent) => {
       if (verdict !== "" && latent[VERDICT] !== Number(verdict)) return false;
       if (site !== "" && latent[PLACE] !== Number(site)) return false;
+      if (named) return latent[LATENT] === Number(named[1]);
       return words.every((word) => searched(latent).includes(word));
     });
     const sign = by("rising").checked ? 1 : -1;
