@@ -122,22 +122,27 @@ class Crosscoder(nn.Module):
         self.draw = int(torch.randint(2**31, ()))
         joint = sum(self.widths)
         directions = self._drawn()
-        self.bias = nn.Parameter(torch.zeros(sites, 1, self.latents))
+        bias = torch.zeros(sites, 1, self.latents)
+        self.bias = nn.Parameter(bias)
         self.encoders = nn.ParameterList()
         self.decoders = nn.ParameterList()
         self.shifts = nn.ParameterList()
         for width in self.widths:
-            self.encoders.append(torch.zeros(sites, width, self.latents))
-            self.decoders.append(torch.zeros(sites, self.latents, width))
-            self.shifts.append(torch.zeros(sites, 1, width))
+            encoder = torch.zeros(sites, width, self.latents)
+            decoder = torch.zeros(sites, self.latents, width)
+            shift = torch.zeros(sites, 1, width)
+            self.encoders.append(encoder)
+            self.decoders.append(decoder)
+            self.shifts.append(shift)
         self._set_directions(directions.expand(sites, self.latents, joint))
 
     def _add_state(self, sites: int) -> None:
         """Add what steps change besides weights, and which latents a model has."""
         self.register_buffer("threshold", torch.zeros(sites, 1, 1))
         self.register_buffer("measured", torch.zeros(sites, 1, 1))
-        self.register_buffer("steps", torch.zeros(sites, dtype=torch.long))
+        steps = torch.zeros(sites, dtype=torch.long)
         since = torch.zeros(sites, self.latents, dtype=torch.long)
+        self.register_buffer("steps", steps)
         self.register_buffer("since", since)
         partition = torch.ones(len(self.widths), self.latents)
         for model in range(len(self.widths)):
@@ -173,21 +178,26 @@ class Crosscoder(nn.Module):
             covariance: of the states of all models side by side, (S, Σ d_i, Σ d_i), in float64.
         """
         values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp(min=0).sqrt()[:, None]
+        deviations = values.clamp(min=0).sqrt()
+        root = vectors * deviations[:, None]
         drawn = self._drawn().to(covariance)
         self._set_directions(drawn @ root.mT)
+        if self.selection == "batch_topk":
+            self._start_threshold(covariance)
 
-        encoder = torch.cat([self.encoder(i) for i in range(len(self.widths))], 1)
-        encoder = encoder.to(covariance)
+    def _start_threshold(self, covariance: Tensor) -> None:
+        """Set the threshold for Gaussian states of all models side by side, of this covariance."""
+        encoders = []
+        for model in range(len(self.widths)):
+            encoders.append(self.encoder(model))
+        encoder = torch.cat(encoders, 1).to(covariance)
         images = covariance @ encoder
         variance = (images * encoder).sum(1, keepdim=True)
         norms = self.norms().to(covariance)
+        mean = self.bias * norms
         deviation = variance.clamp(min=1e-30).sqrt() * norms
-        if self.selection == "batch_topk":
-            threshold = least_kept_of_gaussians(
-                self.bias * norms, deviation, self.active
-            )
-            self.threshold.copy_(threshold)
+        threshold = least_kept_of_gaussians(mean, deviation, self.active)
+        self.threshold.copy_(threshold)
 
     def encoder(self, model: int) -> Tensor:
         """W_enc of a model, zero for latents that are others' own: (S, d_i, m)."""
@@ -207,7 +217,8 @@ class Crosscoder(nn.Module):
         """What a latent of code 1 adds to the states of all models, Σ_i ‖W_dec,ij‖ / √d_i: (S, 1, m)."""
         total = torch.zeros_like(self.bias)
         for model, width in enumerate(self.widths):
-            norm = self.decoder(model).norm(dim=-1) / width**0.5
+            norm = self.decoder(model).norm(dim=-1)
+            norm = norm / width**0.5
             total = total + norm[:, None]
         return total
 
@@ -223,11 +234,15 @@ class Crosscoder(nn.Module):
         positive = self.positive(states)
         if self.selection == "l1":
             return positive
-        return positive * (positive * self.norms() > self.threshold)
+        sizes = positive * self.norms()
+        kept = sizes > self.threshold
+        return positive * kept
 
     def decode(self, codes: Tensor, most: int | None = None) -> list[Tensor]:
         """Scaled states of all models from codes (S, N, m), of which `most` are not zero: (S, N, d_i) each."""
-        decoders = [self.decoder(model) for model in range(len(self.widths))]
+        decoders = []
+        for model in range(len(self.widths)):
+            decoders.append(self.decoder(model))
         if self.selection == "l1":  # which keeps about half of all latents at first
             sums = [codes @ decoder for decoder in decoders]
         else:
@@ -243,30 +258,43 @@ class Crosscoder(nn.Module):
         In train mode it also counts the rows since each latent has fired.
         """
         positive = self.positive(states)
-        norms = self.norms()
-        codes = positive
         most = None
-        nothing = positive.new_zeros(())
-        penalty = nothing
-        if self.selection == "batch_topk":
-            sizes = (positive * norms).detach()
-            least = least_kept(sizes, self.active)
-            # NaN is not kept: it would take the places of other sites' codes
-            codes = torch.where(sizes >= least, positive, nothing)
-            # equal rows have equal sizes, of which the last place may keep one each
-            most = self.sites * positive.shape[1] * (self.active + 1)
+        if self.selection == "l1":
+            codes = positive
+            penalty = self._penalty(positive)
         else:
-            risen = ((self.steps + 1) / PENALTY_RISE).clamp(max=1)
-            sums = (positive * norms).sum(2).mean(1)
-            penalty = self.penalty * risen.to(sums) * sums
+            codes = self._largest(positive)
+            # equal rows have equal sizes, of which the last place may keep one each
+            rows = positive.shape[1]
+            most = self.sites * rows * (self.active + 1)
+            penalty = positive.new_zeros(())
         if self.training:
             self._count(codes)
 
+        loss = penalty
         residuals = []
-        for x, again in zip(states, self.decode(codes, most), strict=True):
-            residuals.append(x - again)
-        fvu = sum((mean_square(residual) for residual in residuals), start=penalty)
-        return fvu + self._auxiliary_loss(positive, residuals)
+        decoded = self.decode(codes, most)
+        for x, again in zip(states, decoded, strict=True):
+            residual = x - again
+            loss = loss + mean_square(residual)
+            residuals.append(residual)
+        return loss + self._auxiliary_loss(positive, residuals)
+
+    def _largest(self, positive: Tensor) -> Tensor:
+        """Keep the codes (S, N, m) of the N·k largest sizes of each site."""
+        sizes = positive * self.norms()
+        sizes = sizes.detach()
+        least = least_kept(sizes, self.active)
+        nothing = positive.new_zeros(())
+        # NaN is not kept: it would take the places of other sites' codes
+        return torch.where(sizes >= least, positive, nothing)
+
+    def _penalty(self, codes: Tensor) -> Tensor:
+        """The mean sum of a row's sizes, times the coefficient of L1 as far as it has risen: (S,)."""
+        risen = (self.steps + 1) / PENALTY_RISE
+        sizes = codes * self.norms()
+        sums = sizes.sum(2).mean(1)
+        return self.penalty * risen.clamp(max=1).to(sums) * sums
 
     @torch.no_grad()
     def _count(self, codes: Tensor) -> None:
@@ -289,26 +317,34 @@ class Crosscoder(nn.Module):
         most = most_of(dead)
         if not most:
             return nothing
-        # the dead ones of each site first; those beyond a site's own number have the code 0
-        numbers = dead.byte().topk(most, 1).indices
-        among = dead.gather(1, numbers)
-        codes = positive.gather(2, _beside(numbers, positive, 1))
-        codes = codes * among[:, None]
-        kept = min(most, max(1, max(self.widths) // 2))
-        largest = codes.topk(kept, 2)
-
-        before = self.latents * torch.arange(self.sites, device=dead.device)
-        numbers = numbers + before[:, None]  # counted through all sites
-        chosen = _beside(numbers, codes, 1).gather(2, largest.indices).flatten()
-        values = largest.values.flatten()
-        first = torch.arange(0, len(chosen), kept, device=dead.device)
+        numbers, codes = _of_dead(positive, dead, most)
+        half = max(self.widths) // 2
+        kept = min(most, max(1, half))
+        values, places = codes.topk(kept, 2)
+        chosen = self._decoder_rows(numbers, places)
         loss = nothing
         for model, residual in enumerate(residuals):
             left = residual.detach()
-            again = sums_of_rows(self.decoder(model), chosen, values, first)
+            again = self._added_up(model, chosen, values)
             total = mean_square(left).clamp(min=1e-30)
-            loss = loss + mean_square(left - again.view_as(left)) / total
+            loss = loss + mean_square(left - again) / total
         return self.auxiliary * loss * dead.any(1)
+
+    def _decoder_rows(self, numbers: Tensor, places: Tensor) -> Tensor:
+        """Which latents are at places (S, N, c) among those numbered (S, D), counted through all sites: (S, N, c)."""
+        site = torch.arange(self.sites, device=numbers.device)
+        before = self.latents * site
+        through_all = numbers + before[:, None]
+        return _in_each_row(through_all, places).gather(2, places)
+
+    def _added_up(self, model: int, chosen: Tensor, values: Tensor) -> Tensor:
+        """What c latents of each row add to a model's states, from their rows of decoders and codes: (S, N, d_i)."""
+        sites, rows, kept = values.shape
+        chosen = chosen.flatten()
+        first = torch.arange(0, len(chosen), kept, device=chosen.device)
+        weight = self.decoder(model)
+        sums = sums_of_rows(weight, chosen, values.flatten(), first)
+        return sums.view(sites, rows, -1)
 
     @torch.no_grad()
     def settle(self, states: Sequence[Tensor]) -> None:
@@ -330,8 +366,8 @@ class Crosscoder(nn.Module):
             least = least / ranks()
         self.measured.add_(1)
         share = (1 / self.measured).clamp(min=1 / REMEMBERED)
-        moved = self.threshold + share * (least - self.threshold)
-        self.threshold.copy_(moved)
+        step = share * (least - self.threshold)
+        self.threshold.add_(step)
 
 
 def most_of(dead: Tensor) -> int:
@@ -348,8 +384,17 @@ def ranks() -> int:
     return 1
 
 
-def _beside(numbers: Tensor, like: Tensor, axis: int) -> Tensor:
-    """Repeat the numbers of latents (S, D) along a new axis of the size of another tensor's."""
-    shape = list(numbers.shape)
-    shape.insert(axis, like.shape[axis])
-    return numbers.unsqueeze(axis).expand(shape)
+def _of_dead(positive: Tensor, dead: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Gather the codes (S, N, m) of dead latents, D at most: their numbers (S, D) and codes (S, N, D)."""
+    # the dead ones of each site first; those beyond a site's own number have the code 0
+    numbers = dead.byte().topk(most, 1).indices
+    among = dead.gather(1, numbers)
+    places = _in_each_row(numbers, positive)
+    codes = positive.gather(2, places)
+    return numbers, codes * among[:, None]
+
+
+def _in_each_row(numbers: Tensor, like: Tensor) -> Tensor:
+    """Repeat the numbers of latents (S, D) for as many rows as a tensor (S, N, ...) has: (S, N, D)."""
+    rows = like.shape[1]
+    return numbers[:, None].expand(-1, rows, -1)
