@@ -5,15 +5,19 @@ present in proportion to (i + 10)^-1, in `present` features a row on average, wh
 times as rare as the most frequent. A tenth of the features, of all frequencies, is X's alone, a tenth Y's; every other
 one has a direction in X and an unrelated one in Y. Y's states are scaled and shifted.
 
-A shared feature is found if one latent's decoder has a cosine of at least .9 with it in both models; an own feature if
-a latent has it in its model, and its decoder in the other model is at most a tenth of that. Training is that of
-`train.py fit` on rows in memory. Each number of steps is a run of its own, with the whole course of the learning rate,
-so that several are a curve by rows seen. "k found" is the mean number of active latents on held-out rows.
+A shared feature is found if one latent's decoder has a cosine of at least .9 with it in both models. An own feature
+has a latent if one has such a cosine in its model; it is found if such a latent is also called that model's own, in one
+of two ways: by norms, as its decoder in the other model is at most a tenth as long, or by its verdict
+(`aligners.similarity.latents`) on held-out rows, without a same-model control. An own latent is false if it has such a
+cosine with none of its model's own features. Training is that of `train.py fit` on rows in memory. Each number of steps
+is a run of its own, with the whole course of the learning rate, so that several are a curve by rows seen. "k found" is
+the mean number of active latents on held-out rows.
 """
 
 import sys
 import time
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +32,15 @@ sys.path.insert(
 from aligners.fitting.alignment import Alignment
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.latents.examination import examine
+from aligners.similarity.latents.verdicts import X, Y, verdicts
 from benchmarks.harness import Figures, parser
 
 OWN = 10  # every tenth feature is X's own, and every tenth Y's
 COSINE = 0.9
 ABSENT = 0.1
 RATE = 1e-2  # the default of `train.py fit`
+A_TEXT = 8  # held-out rows, which are independent, stand for a text
 
 
 class Planted(NamedTuple):
@@ -90,38 +97,42 @@ def planted(
     return Planted(of_x, of_y, chances, noise / d_x**0.5)
 
 
-class Found(NamedTuple):
-    """Shares of the planted features that are found, and the share of own latents that no own feature explains."""
+class Matched:
+    """Which latents have the direction of which planted feature.
 
-    shared: float
-    own: float
-    false_own: float
+    Args:
+        features: n of them.
+        decoders: of X and of Y, (m, d_x) and (m, d_y), in the scale of states divided by theirs.
+    """
 
+    def __init__(self, features: Planted, decoders: tuple[Tensor, Tensor]) -> None:
+        near_x = _cosines(features.of_x, decoders[0]) >= COSINE
+        near_y = _cosines(features.of_y, decoders[1]) >= COSINE
+        in_x = features.of_x.norm(dim=1) > 0
+        in_y = features.of_y.norm(dim=1) > 0
+        both = (near_x & near_y)[in_x & in_y]
+        self.shared = float(both.any(1).double().mean())
+        self._of_x = near_x[in_x & ~in_y]
+        self._of_y = near_y[in_y & ~in_x]
 
-def found(features: Planted, decoder_x: Tensor, decoder_y: Tensor) -> Found:
-    """Compare planted features with decoders (m, d_x) and (m, d_y), in the scale of states divided by theirs."""
-    cosines_x = _cosines(features.of_x, decoder_x)
-    cosines_y = _cosines(features.of_y, decoder_y)
-    norm_x = decoder_x.norm(dim=1)
-    norm_y = decoder_y.norm(dim=1)
-    in_x = features.of_x.norm(dim=1) > 0
-    in_y = features.of_y.norm(dim=1) > 0
-    of_x_alone = norm_y < ABSENT * norm_x
-    of_y_alone = norm_x < ABSENT * norm_y
+    def with_latents(self) -> float:
+        """The share of own features that have a latent."""
+        everything = torch.ones(self._of_x.shape[1], dtype=torch.bool)
+        return self.found(everything, everything)
 
-    both = torch.minimum(cosines_x, cosines_y).amax(1) >= COSINE
-    alone_x = (cosines_x * of_x_alone).amax(1) >= COSINE
-    alone_y = (cosines_y * of_y_alone).amax(1) >= COSINE
-    own = torch.cat([alone_x[in_x & ~in_y], alone_y[in_y & ~in_x]])
+    def found(self, own_x: Tensor, own_y: Tensor) -> float:
+        """The share of own features that are found, given which latents (m,) are called X's own, and which Y's."""
+        of_x = (self._of_x & own_x).any(1)
+        of_y = (self._of_y & own_y).any(1)
+        return float(torch.cat([of_x, of_y]).double().mean())
 
-    explained_x = cosines_x[in_x & ~in_y].amax(0) >= COSINE
-    explained_y = cosines_y[in_y & ~in_x].amax(0) >= COSINE
-    false = (of_x_alone & ~explained_x) | (of_y_alone & ~explained_y)
-    return Found(
-        float(both[in_x & in_y].double().mean()),
-        float(own.double().mean()),
-        float(false.double().mean()),
-    )
+    def false(self, own_x: Tensor, own_y: Tensor) -> float:
+        """The share of such latents that are false; 0 of none."""
+        false_x = own_x & ~self._of_x.any(0)
+        false_y = own_y & ~self._of_y.any(0)
+        false = int(false_x.sum() + false_y.sum())
+        called = int(own_x.sum() + own_y.sum())
+        return false / max(called, 1)
 
 
 def _cosines(directions: Tensor, decoder: Tensor) -> Tensor:
@@ -129,21 +140,33 @@ def _cosines(directions: Tensor, decoder: Tensor) -> Tensor:
     return directions @ unit.T
 
 
-def measure(
-    figures: Figures,
-    name: str,
-    features: Planted,
+def own_by_norms(decoders: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Which latents (m,) have a decoder in X alone, and which in Y alone."""
+    norm_x = decoders[0].norm(dim=1)
+    norm_y = decoders[1].norm(dim=1)
+    return norm_y < ABSENT * norm_x, norm_x < ABSENT * norm_y
+
+
+def own_by_verdict(
+    aligner: SparseAligner, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which latents (m,) are called X's own, and which Y's, on rows that training did not see."""
+    text = torch.arange(x.shape[1]) // A_TEXT
+    found = examine(aligner.paired(), aligner.codes(x, y), x, y, text)
+    (verdict,) = verdicts(found.parts, permuted=[found.permuted]).verdict
+    return verdict == X, verdict == Y
+
+
+def train(
     aligner: SparseAligner,
-    *,
+    features: Planted,
+    options: Namespace,
     rate: float,
     steps: int,
-    a_step: int,
-    rows: int,
     seed: int,
-) -> None:
-    """Train a crosscoder on rows of the features, and record what it finds."""
-    x, y = features.rows(rows, seed + 100)
-    held_x, held_y = features.rows(4096, seed + 200)
+) -> float:
+    """Train a crosscoder on rows of the features, and return the seconds of a step."""
+    x, y = features.rows(options.rows, seed + 100)
     aligner.fit(moments_of(x, y))
 
     def adam(parameters: Iterable[Any]) -> torch.optim.Optimizer:
@@ -151,28 +174,44 @@ def measure(
 
     module = Alignment(optimizer=adam)
     began = time.perf_counter()
-    module.train_on_rows(aligner, x, y, steps, a_step, seed)
-    seconds = (time.perf_counter() - began) / steps
+    module.train_on_rows(aligner, x, y, steps, options.a_step, seed)
+    seconds = time.perf_counter() - began
     aligner.eval().requires_grad_(False)
+    return seconds / steps
 
+
+def measure(
+    aligner: SparseAligner, x: Tensor, y: Tensor
+) -> Iterator[tuple[str, float]]:
+    """Yield what a crosscoder leaves of held-out rows, and how many of its latents fire."""
+    errors = aligner.reconstruction_errors(x, y)
+    yield "FVU", float(errors.mean())
+    fired = (aligner.codes(x, y) > 0)[0]
+    yield "k found", float(fired.double().sum(1).mean())
+    dead = aligner.crosscoder.dead()
+    yield "dead", float(dead.double().mean())
+    silent = ~fired.any(0)
+    yield "silent on held-out rows", float(silent.double().mean())
+
+
+def compare(
+    features: Planted, aligner: SparseAligner, x: Tensor, y: Tensor
+) -> Iterator[tuple[str, float]]:
+    """Yield which features a crosscoder has, and which latents are falsely called own."""
     crosscoder = aligner.crosscoder
-    codes = aligner.codes(held_x, held_y)
-    fired = (codes > 0).double()
-    result = found(features, crosscoder.decoder(0)[0], crosscoder.decoder(1)[0])
-    figures.add(f"{name}: shared found", result.shared)
-    figures.add(f"{name}: own found", result.own)
-    figures.add(f"{name}: false own, of all latents", result.false_own)
-    errors = aligner.reconstruction_errors(held_x, held_y)
-    figures.add(f"{name}: FVU", float(errors.mean()))
-    figures.add(f"{name}: k found", float(fired.sum(2).mean()))
-    silent = fired[0].amax(0) == 0
-    figures.add(f"{name}: dead", float(crosscoder.dead().double().mean()))
-    figures.add(f"{name}: silent on held-out rows", float(silent.double().mean()))
-    figures.add(f"{name}: seconds a step", seconds)
+    decoders = crosscoder.decoder(0)[0], crosscoder.decoder(1)[0]
+    matched = Matched(features, decoders)
+    yield "shared found", matched.shared
+    yield "own with a latent", matched.with_latents()
+    by_norms = own_by_norms(decoders)
+    by_verdict = own_by_verdict(aligner, x, y)
+    for way, own in (("norms", by_norms), ("verdict", by_verdict)):
+        yield f"own found by {way}", matched.found(*own)
+        yield f"false among own by {way}", matched.false(*own)
 
 
-def main() -> None:
-    """Run the benchmark."""
+def parsed() -> Namespace:
+    """The options of this run."""
     arguments = parser(__doc__)
     arguments.add_argument("--widths", type=int, nargs="*", default=[64, 384])
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
@@ -183,47 +222,67 @@ def main() -> None:
     arguments.add_argument("--present", type=float, default=8, help="features a row")
     arguments.add_argument("--noise", type=float, default=0.2)
     arguments.add_argument("--active", type=int, nargs="*", default=[8])
+    arguments.add_argument("--selection", default="batch_topk")
+    arguments.add_argument("--penalties", type=float, nargs="*", default=[None])
     arguments.add_argument("--rates", type=float, nargs="*", default=[RATE])
     arguments.add_argument("--steps", type=int, nargs="*", default=[1000])
     arguments.add_argument("--a_step", type=int, default=512, help="rows a step")
     arguments.add_argument("--rows", type=int, default=50_000)
+    arguments.add_argument("--held_out", type=int, default=8192, help="rows")
     arguments.add_argument("--own", type=float, default=0.0)
-    arguments.add_argument("--dead_after", type=int)
+    arguments.add_argument("--dead_after", type=int, nargs="*", default=[None])
     arguments.add_argument("--auxiliary", type=float, nargs="*", default=[1 / 32])
-    options = arguments.parse_args()
+    return arguments.parse_args()
+
+
+def choices(options: Namespace) -> Iterator[tuple[str, dict[str, Any], float, int]]:
+    """Yield a name, the options of the dictionary, the learning rate and the steps of each run at a width."""
+    for active, penalty, auxiliary, dead_after, rate, steps in product(
+        options.active,
+        options.penalties,
+        options.auxiliary,
+        options.dead_after,
+        options.rates,
+        options.steps,
+    ):
+        name = f"k {active}" if options.selection == "batch_topk" else "L1"
+        if penalty is not None:
+            name += f", penalty {penalty:g}"
+        if dead_after is not None:
+            name += f", dead after {dead_after}"
+        name += f", rate {rate:g}, auxiliary {auxiliary:g}"
+        name += f", {steps * options.a_step:,} rows seen"
+        dictionary = {
+            "active": active,
+            "selection": options.selection,
+            "penalty": penalty,
+            "own": options.own,
+            "auxiliary": auxiliary,
+            "dead_after": dead_after,
+        }
+        yield name, dictionary, rate, steps
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = parsed()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
     for width, seed in product(options.widths, options.seeds):
         number = round(options.features * width)
         features = planted(width, width, number, options.present, options.noise, seed)
-        for active, rate, auxiliary, steps in product(
-            options.active, options.rates, options.auxiliary, options.steps
-        ):
+        x, y = features.rows(options.held_out, seed + 200)
+        latents = round(options.expansion * width)
+        for name, dictionary, rate, steps in choices(options):
             torch.manual_seed(seed)
-            aligner = SparseAligner(
-                1,
-                width,
-                width,
-                latents=round(options.expansion * width),
-                active=active,
-                own=options.own,
-                dead_after=options.dead_after,
-                auxiliary=auxiliary,
-            )
-            seen = steps * options.a_step
-            name = f"d {width}, seed {seed}, k {active}, rate {rate:g}"
-            name += f", auxiliary {auxiliary:g}, {seen:,} rows seen"
-            measure(
-                figures,
-                name,
-                features,
-                aligner,
-                rate=rate,
-                steps=steps,
-                a_step=options.a_step,
-                rows=options.rows,
-                seed=seed,
-            )
+            aligner = SparseAligner(1, width, width, latents=latents, **dictionary)
+            seconds = train(aligner, features, options, rate, steps, seed)
+            name = f"d {width}, seed {seed}, {name}"
+            for what, value in compare(features, aligner, x, y):
+                figures.add(f"{name}: {what}", value)
+            for what, value in measure(aligner, x, y):
+                figures.add(f"{name}: {what}", value)
+            figures.add(f"{name}: seconds a step", seconds)
     figures.write(options.json)
 
 
