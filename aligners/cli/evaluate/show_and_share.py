@@ -7,7 +7,8 @@ from aligners.errors import UserError
 from aligners.files.atomic import check_new_folder, let_write
 from aligners.files.shared_folder import is_hub_name
 from aligners.progress import tell
-from aligners.reports.finished_runs import finished_run, refusing_report
+from aligners.reports.finished_runs import FinishedRun, finished_run, refusing_report
+from aligners.reports.page.latent_page import PAGE as LATENTS
 from aligners.reports.page.run_page import PAGE, write_page
 from aligners.reports.publishing import show as show_report
 from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
@@ -18,7 +19,8 @@ from aligners.reports.sharing.share_run import shared_from_run
 def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
     """Show the tables and findings of a finished run, and open its report.html.
 
-    If an earlier version made the run, its page is made now. Nothing is recomputed.
+    If an earlier version made the run, its page is made now. Nothing is recomputed, so a page of latents cannot be made
+    again.
 
     Example: `runs/mine`
 
@@ -35,6 +37,20 @@ def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
             write_page(finished.report, run)
     opened = open_where_there_is_a_desktop(page, open)
     tell(f"\n{'Opened' if opened else 'Report'}: {page}")
+    _tell_of_latents(finished)
+
+
+def _tell_of_latents(finished: FinishedRun) -> None:
+    """Say where the page of latents is, or that only its run can write it, as no other file has what they fire on."""
+    if finished.kind != "features":
+        return
+    latents = finished.folder / LATENTS
+    if latents.is_file():
+        tell(f"Latents to look through: {latents}")
+    elif finished.options.get("contexts"):
+        tell(
+            f"{latents} is gone. What latents fire on is in no other file: run the command again to write it."
+        )
 
 
 @command(usage="RUN FOLDER [options]")

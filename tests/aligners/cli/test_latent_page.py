@@ -41,10 +41,18 @@ def measured(dictionary: str, run: Path, **changes: Any) -> tuple[dict[str, Any]
 
 
 def test_the_page_shows_the_latents_of_the_report_with_held_out_texts(
-    dictionary: str, world: World, tmp_path: Path
+    dictionary: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report, data = measured(dictionary, tmp_path / "some", data__batch_size=3)
     assert data is not None
+    capsys.readouterr()
+    evaluate(["show", str(tmp_path / "some"), "--open", "false"])
+    assert f"Latents to look through: {tmp_path / 'some' / 'latents.html'}" in capsys.readouterr().out
+    (tmp_path / "some" / "latents.html").unlink()
+    (tmp_path / "some" / "report.html").unlink()
+    evaluate(["show", str(tmp_path / "some"), "--open", "false"])
+    assert "latents.html is gone" in capsys.readouterr().out
+    assert (tmp_path / "some" / "report.html").is_file()
     rows = {(row["site_x"], row["latent"]): row for row in report["rows"]}
     assert len(data["latents"]) == len(rows) > 20
     held_out, _ = read_texts(world.test)
@@ -67,7 +75,9 @@ def test_the_page_shows_the_latents_of_the_report_with_held_out_texts(
     assert sorted(map(str, again["strings"])) == sorted(map(str, data["strings"]))
 
 
-def test_no_contexts_no_page(dictionary: str, tmp_path: Path) -> None:
+def test_no_contexts_no_page(dictionary: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, data = measured(dictionary, tmp_path / "none", contexts=0)
+    evaluate(["show", str(tmp_path / "none"), "--open", "false"])
+    assert "latents.html" not in capsys.readouterr().out
     assert data is None
     assert report["rows"]
