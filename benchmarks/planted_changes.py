@@ -9,15 +9,24 @@ and measured on those held out.
 Planted rows are the tokens that end the word. All tokens of texts without the word are other rows; the other tokens of
 texts with it count as neither. Fixed before the first run: a latent is that of the planted change if its codes tell
 planted rows from others with an AUC of at least .9, and its verdict is Y's own or Y's share in its decoder norms is at
-least .6. The change is found if one of the first five latents is such. Added after the first trial, in which the word's
-latent had a norm of .50: the word is named if one of the first five latents has that AUC, whatever its verdict.
+least .6. The change is *found* if one of the first five latents is such. Added after the first trial, in which the
+word's latent had a norm of .50: the word is *named* if one of the first five latents has that AUC, whatever its verdict.
+Added after seed 0, and before any other seed was run: the change is *seen* if one of the first five has that AUC, and
+its decoders in the two models have a cosine of at most .5. With seed 0 the word had such a latent in all dictionaries,
+and in one of them its verdict was X's own.
 
 Latents are ranked by
 
 - difference: Σ f_j² ‖d_y,j − d_x,j‖², how far the latent moves states;
-- attributed: the part of KL(Y ‖ X), the change of the next-token distributions, that it carries to first order:
-  −Σ f_j (d_y,j − d_x,j)·∂KL/∂x (attribution patching);
-- norm: ‖d_y,j‖ / (‖d_x,j‖ + ‖d_y,j‖), of latents that fire in 20 rows or more.
+- attributed: the part of KL(Y ‖ X), the change of the next-token distributions, that it carries to first order, by the
+  gradient half-way, as in `evaluate.py features`;
+- norm: ‖d_y,j‖ / (‖d_x,j‖ + ‖d_y,j‖), of latents that fire in 20 rows or more;
+- attributed a row: attributed nats over the rows on which the latent fires, of latents that fire in five texts or more. Chosen on
+  seed 0, which says nothing of how good it is; the other seeds were run afterwards, with nothing changed;
+- turn: 1 − cos(d_x,j, d_y,j), of the same latents. It orders latents by what *seen* asks for.
+
+Beside it, measured: what part of the KL at planted rows is gone where X's states are moved by the first five latents of
+two rankings, together.
 
 Floors: the same for another word, that before it in the list, which was not planted; and the model with a LoRA of zero,
 of each seed.
@@ -26,7 +35,7 @@ of each seed.
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +53,15 @@ from aligners.api import load, load_texts
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
-from aligners.maps.sparse.sparse_aligner import SparseAligner
+from aligners.injection.comparing.read_answers import divergences
+from aligners.injection.latents.choosing import FirstOrder, first_order
+from aligners.injection.latents.evaluated_effects import asked_pair
+from aligners.injection.latents.moving import only
+from aligners.injection.latents.read_models import ModelPair, ReadBatch
+from aligners.injection.latents.read_models import X as X_SIDE
+from aligners.injection.latents.read_models import Y as Y_SIDE
 from aligners.models.loading.model_files import save_model
+from aligners.similarity.latents.dictionary import PairedDictionary, decoder_cosines
 from aligners.similarity.latents.verdicts import Y, verdicts
 from benchmarks.crosscoders import (
     Found,
@@ -69,7 +85,10 @@ OTHER_SPLIT = 1000  # added to a seed
 FIRST = 5
 AUC = 0.9
 STRONGER = 0.6
+TURNED = 0.5  # cosine of decoders
 LEAST_ROWS = 20
+BATCH = 32  # texts
+MOVED = ("attributed a row", "attributed")  # rankings whose first latents are moved
 
 
 class Settings(NamedTuple):
@@ -203,6 +222,21 @@ def lesson_loss(
 # ---------------------------------------------------------------------- what is found
 
 
+class Units(NamedTuple):
+    """Next-token predictions on held-out texts.
+
+    Attributes:
+        token: (U,) that each is made from; text: (U,) its text.
+        kl: (U,) KL(Y ‖ X), in nats.
+        moved: ranking -> (U,) the same, where X is moved by the first five latents.
+    """
+
+    token: Tensor
+    text: Tensor
+    kl: Tensor
+    moved: dict[str, Tensor]
+
+
 class Trial(NamedTuple):
     """One copy of the model, and what its crosscoder found.
 
@@ -211,14 +245,16 @@ class Trial(NamedTuple):
         found: on them.
         tokenizer: of both models.
         scores: ranking -> (m,) by which latents are ranked.
-        kl: (N,) KL(Y ‖ X) at each row, in nats.
+        units: what the models say.
+        cosines: (m,) of the decoders of each latent.
     """
 
     held_out: PairedRows
     found: Found
     tokenizer: Any
     scores: dict[str, Tensor]
-    kl: Tensor
+    units: Units
+    cosines: Tensor
 
 
 def trial(
@@ -246,50 +282,79 @@ def trial(
         fitting, settings.latents, settings.active, settings.training, seed
     )
     found = found_on(aligner, held_out, "one")
-    dictionary = aligner.paired()
+    pair = asked_pair(data, aligner)
+    if isinstance(pair, str):
+        raise SystemExit(pair)
+    with torch.no_grad():
+        first = first_order(pair, batches(data, pair), slopes=True)
+        scores = rankings(aligner.paired(), found, first)
+        units = asked_units(data, pair, scores)
+    cosines = decoder_cosines(aligner.paired())[0]
+    return Trial(held_out, found, tokenizer, scores, units, cosines)
+
+
+def batches(data: PairedActivations, pair: ModelPair) -> Iterator[ReadBatch]:
+    """What both models compute on the held-out texts."""
+    texts = data.without_far("test", pair.kind)
+    for numbers in torch.arange(len(texts)).split(BATCH):
+        yield pair.read(texts[numbers.tolist()])
+
+
+def rankings(
+    dictionary: PairedDictionary, found: Found, first: FirstOrder
+) -> dict[str, Tensor]:
+    """By what latents are ranked: (m,) each, the least where a latent fires too seldom."""
     apart = dictionary.decoder_y[0] - dictionary.decoder_x[0]
     squares = found.codes.double().square().sum(0)
     often = (found.codes > 0).sum(0) >= LEAST_ROWS
-    carried, kl = attributed(data, aligner, apart.float(), settings.site)
-    scores = {
+    by_row = first.by_row()[0]
+    in_texts = by_row.isfinite()
+    turn = 1 - decoder_cosines(dictionary)[0]
+    return {
         "difference": squares * apart.square().sum(1),
-        "attributed": carried,
+        "attributed": first.carried[0],
         "norm": found.examined.norm[0].where(often, 0.0),
+        "attributed a row": by_row.where(in_texts, -torch.inf),
+        "turn": turn.where(in_texts, -torch.inf),
     }
-    return Trial(held_out, found, tokenizer, scores, kl)
 
 
-def attributed(
-    data: PairedActivations, aligner: SparseAligner, apart: Tensor, site: int
+def asked_units(
+    data: PairedActivations, pair: ModelPair, scores: Mapping[str, Tensor]
+) -> Units:
+    """What both models say on the held-out texts, also where X is moved by the first latents of two rankings."""
+    moves = {}
+    for ranking in MOVED:
+        moves[ranking] = scores[ranking].topk(FIRST).indices
+    dictionary = pair.dictionary
+    apart = dictionary.decoder_y[0] - dictionary.decoder_x[0]
+    tokens, texts, before = [], [], []
+    after: dict[str, list[Tensor]] = {ranking: [] for ranking in MOVED}
+    seen = 0
+    for read in batches(data, pair):
+        targets = read.task.targets
+        of_y = read.answers[Y_SIDE]
+        kl = divergences(of_y, read.answers[X_SIDE])
+        tokens.append(read.task.inputs["input_ids"].flatten()[targets.index])
+        texts.append(targets.owner + seen)
+        seen += targets.texts
+        before.append(kl)
+        for ranking, latents in moves.items():
+            entries = only(read.entries[0], latents)
+            added = entries.rebuilt(apart, len(read.rows))
+            numbers, logits = pair.moved(read, X_SIDE, 0, added, read.texts_of(entries))
+            moved = kl.clone()
+            moved[numbers] = divergences(of_y[numbers], logits)
+            after[ranking].append(moved)
+    together = {ranking: torch.cat(parts) for ranking, parts in after.items()}
+    return Units(torch.cat(tokens), torch.cat(texts), torch.cat(before), together)
+
+
+def planted_at(
+    tokenizer: Any, word: str, token: Tensor, text: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What each latent carries of KL(Y ‖ X) on the held-out texts, (m,), and the KL at each row, (N,)."""
-    model, later = data.frozen
-    carried = torch.zeros(len(apart))
-    divergences, texts = [], []
-    for batch in data.batches("test", shuffle=False):
-        inputs = batch.texts.inputs[0]
-        index = batch.rows.index
-        with torch.no_grad():
-            (state,) = model.front(inputs, [site])
-            wanted = later.logits(inputs).flatten(0, 1)[index].log_softmax(1)
-        state = state.detach().requires_grad_()
-        logits = model.tail(inputs, site, state).flatten(0, 1)[index]
-        terms = kl_div(logits.log_softmax(1), wanted, reduction="none", log_target=True)
-        kl = terms.sum(1)
-        (gradient,) = torch.autograd.grad(kl.sum(), state)
-        slopes = gradient.flatten(0, 1)[index]
-        codes = aligner.codes(batch.x, batch.y)[0]
-        carried -= (codes * (slopes @ apart.mT)).sum(0)
-        divergences.append(kl.detach())
-        texts.append(batch.text)
-    order = torch.cat(texts).argsort(stable=True)
-    return carried, torch.cat(divergences)[order]
-
-
-def planted_rows(one: Trial, word: str) -> tuple[Tensor, Tensor]:
-    """Which rows end the word, and which are of texts without it: (N,) each."""
-    ids = one.tokenizer(" " + word, add_special_tokens=False)["input_ids"]
-    token, text = one.held_out.token, one.held_out.text
+    """Which tokens end the word, and which are of texts without it: (N,) each."""
+    ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
     ends = token == ids[-1]
     for back, number in enumerate(reversed(ids[:-1]), 1):
         ends &= (token.roll(back) == number) & (text.roll(back) == text)
@@ -307,27 +372,40 @@ def aucs(codes: Tensor, planted: Tensor, others: Tensor) -> Tensor:
 
 def outcome(one: Trial, word: str) -> dict[str, float]:
     """Whether the change is found by each ranking, and what there is to find."""
-    planted, others = planted_rows(one, word)
+    held_out, units = one.held_out, one.units
+    planted, others = planted_at(one.tokenizer, word, held_out.token, held_out.text)
+    there, elsewhere = planted_at(one.tokenizer, word, units.token, units.text)
     auc = aucs(one.found.codes, planted, others)
     examined = one.found.examined
     verdict = verdicts(examined.parts, permuted=[examined.permuted]).verdict[0]
     norm = examined.norm[0]
-    right = (auc >= AUC) & ((verdict == Y) | (norm >= STRONGER))
+    named = auc >= AUC
+    wanted = {
+        "found": named & ((verdict == Y) | (norm >= STRONGER)),
+        "seen": named & (one.cosines <= TURNED),
+        "named": named,
+    }
     result = {
         "planted rows": float(planted.sum()),
-        "KL there": float(one.kl[planted].mean()),
-        "KL elsewhere": float(one.kl[others].mean()),
-        "such latents": float(right.sum()),
+        "KL there": float(units.kl[there].mean()),
+        "KL elsewhere": float(units.kl[elsewhere].mean()),
         "best AUC": float(auc.max()),
         "norm of the best": float(norm[auc.argmax()]),
-        "best AUC of stronger ones": float((auc * (norm >= STRONGER)).max()),
+        "turn of the best": 1 - float(one.cosines[auc.argmax()]),
     }
+    for ranking, kl in units.moved.items():
+        gone = 1 - kl[there].sum() / units.kl[there].sum()
+        result[f"KL there recovered by the first {FIRST} by {ranking}"] = float(gone)
+    for what, right in wanted.items():
+        result[f"latents to be {what}"] = float(right.sum())
     for ranking, score in one.scores.items():
         order = score.argsort(descending=True)
-        places = right[order].nonzero()[:, 0].tolist()
-        result[f"place by {ranking}"] = places[0] + 1 if places else torch.nan
-        result[f"found by {ranking}"] = float(bool(places) and places[0] < FIRST)
-        result[f"named by {ranking}"] = float((auc[order[:FIRST]] >= AUC).any())
+        for what, right in wanted.items():
+            places = right[order].nonzero()[:, 0].tolist()
+            result[f"{what} by {ranking}"] = float(bool(places) and places[0] < FIRST)
+            if what == "seen":
+                place = places[0] + 1 if places else torch.nan
+                result[f"place by {ranking}"] = place
     return result
 
 
@@ -374,8 +452,8 @@ def run(
             own = found["X's own"] + found["Y's own"]
             figures.add(f"equal models, seed {seed}: own", own, bar=0.01)
     for key in sums:
-        if key.startswith(("found", "named")):
-            bar = 0.9 if key.startswith("found") else None
+        if key.startswith(("found", "seen", "named")):
+            bar = None if key.startswith("named") else 0.9
             share = sums[key] / trials
             figures.add(f"{key}, of {trials}", share, bar=bar, sense=">=")
             figures.add(f"{key}, another word", floors[key] / trials)

@@ -92,16 +92,22 @@ def carried_by(pair: Pair, latents: list[int]) -> Callable[[Text], Array]:
     return lambda text: sum(text.codes[:, j : j + 1] * difference[j] for j in latents)
 
 
-def attributed(pair: Pair, texts: list[Text], latent: int, step: float = 1e-4) -> float:
-    """The share that a latent carries to first order, by central differences half-way to where all latents moved X."""
-    before = sum(divergence(text.own_y, text.own_x) for text in texts)
+def carried_of_texts(pair: Pair, texts: list[Text], latent: int, step: float = 1e-4) -> Array:
+    """Nats of each text that a latent carries to first order, by central differences half-way to where all moved X."""
     added = carried_by(pair, [latent])
     every = carried_by(pair, list(range(len(pair.decoder_x))))
-    fallen = 0.0
+    fallen = []
     for text in texts:
         half, little = every(text) / 2, step * added(text)
-        fallen += left(pair, text, half - little) - left(pair, text, half + little)
-    return fallen / (2 * step) / before
+        fallen.append(left(pair, text, half - little) - left(pair, text, half + little))
+    return np.array(fallen) / (2 * step)
+
+
+def resampled_ratio(above: Array, below: Array, drawn: NDArray[np.int64]) -> tuple[float, float, float]:
+    """A ratio of sums over texts, and the ends of its 95 % interval over draws of texts (R, n)."""
+    ratios = [above[texts].sum() / below[texts].sum() for texts in drawn if below[texts].sum()]
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return above.sum() / below.sum(), float(low), float(high)
 
 
 @torch.no_grad()

@@ -1,16 +1,19 @@
-"""Which latents are measured: those that carry most of a change to first order, and as many others at random."""
+"""Which latents are measured: those that carry most of a change to first order, in all or by row, and random ones."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from aligners.injection.comparing.read_answers import divergences
 from aligners.injection.latents.read_models import ModelPair, ReadBatch, X, Y
+from aligners.similarity.latents.dictionary import Firing
+from aligners.similarity.latents.ratios import LEAST_UNITS
 from aligners.similarity.passes.ranks import summed
 
 ALIKE = 10  # latents of about one frequency, out of which one is drawn
+NARROW = 5  # most latents that are measured for what they carry where they fire
 
 
 class FirstOrder(NamedTuple):
@@ -19,13 +22,15 @@ class FirstOrder(NamedTuple):
     Attributes:
         carried: (S, m) KL(Y ‖ X) in nats that each latent takes away to first order; NaN where not measured.
         fired: (S, m) rows on which each latent fires.
-        squares: (S, m) Σ f_j² over them.
+        texts: (S, m) texts in which it does.
+        squares: (S, m) Σ f_j² over the rows.
         divergence: KL(Y ‖ X) in nats, summed.
         units: number of units.
     """
 
     carried: Tensor
     fired: Tensor
+    texts: Tensor
     squares: Tensor
     divergence: float
     units: int
@@ -34,6 +39,15 @@ class FirstOrder(NamedTuple):
         """Return each latent's share of the divergence to first order, (S, m); NaN where nothing is attributed."""
         total = self.divergence if self.divergence else float("nan")
         return self.carried / total
+
+    def by_row(self) -> Tensor:
+        """Return the nats that each latent takes away for each row on which it fires, to first order, (S, m).
+
+        NaN where nothing is attributed, or the latent fires in fewer than five texts: as for verdicts, that is too few
+        to say anything.
+        """
+        enough = self.texts >= LEAST_UNITS
+        return (self.carried / self.fired).where(enough, torch.nan)
 
 
 def first_order(
@@ -52,10 +66,8 @@ def first_order(
         batches: what they computed on this rank's texts.
         slopes: whether gradients are taken; without, nothing is attributed.
     """
-    zeros = torch.zeros(pair.sizes, dtype=torch.float64, device=pair.device)
-    carried = zeros
-    fired = zeros.clone()
-    squares = zeros.clone()
+    zeros = torch.zeros(4, *pair.sizes, dtype=torch.float64, device=pair.device)
+    carried, fired, texts, squares = zeros
     totals = zeros.new_zeros(2)
     for read in batches:
         kl = divergences(read.answers[Y], read.answers[X])
@@ -64,17 +76,25 @@ def first_order(
         for place, entries in enumerate(read.entries):
             latent = entries.latent
             value = entries.value
-            fired[place].index_add_(0, latent, torch.ones_like(value))
+            ones = torch.ones_like(value)
+            fired[place].index_add_(0, latent, ones)
             squares[place].index_add_(0, latent, value**2)
+            once = _once_a_text(read, entries)
+            texts[place].index_add_(0, once, ones[: len(once)])
             if slopes:
                 taken = _taken_away(pair, read, place)
                 carried[place].index_add_(0, latent, taken)
     if not slopes:
-        carried = carried + torch.nan
+        carried.fill_(torch.nan)
     divergence, units = summed(totals).tolist()
-    return FirstOrder(
-        summed(carried), summed(fired), summed(squares), divergence, int(units)
-    )
+    return FirstOrder(*summed(zeros), divergence, int(units))
+
+
+def _once_a_text(read: ReadBatch, entries: Firing) -> Tensor:
+    """Return the latents of entries, each as often as there are texts in which it fires."""
+    texts = read.rows.owner[entries.row]
+    pairs = torch.stack([texts, entries.latent])
+    return pairs.unique(dim=1)[1]
 
 
 def _taken_away(pair: ModelPair, read: ReadBatch, place: int) -> Tensor:
@@ -88,29 +108,57 @@ def _taken_away(pair: ModelPair, read: ReadBatch, place: int) -> Tensor:
     return -entries.value * along
 
 
+def carried_by_text(
+    pair: ModelPair, read: ReadBatch, place: int, latents: Tensor
+) -> Tensor:
+    """Return what latents take away from the divergence of each text of a batch, to first order: (T, B) nats."""
+    entries = read.entries[place]
+    taken = _taken_away(pair, read, place)
+    texts = read.rows.owner[entries.row]
+    carried = taken.new_zeros(len(latents), read.rows.texts)
+    for number, latent in enumerate(latents):
+        own = entries.latent == latent
+        carried[number].index_add_(0, texts[own], taken[own])
+    return carried
+
+
 class Chosen(NamedTuple):
     """Latents of one site that are measured.
 
     Attributes:
         first: (T,) those that carry most, in order.
         random: (R,) as many others that fire, R ≤ T.
-        partners: (T + R,) for each of both another latent, of about the same frequency, that Y has.
+        narrow: (C,) those that carry most for each row on which they fire, C ≤ 5, in order, but those of both others.
+        partners: (T + R + C,) for each of all three another latent, of about the same frequency, that Y has.
     """
 
     first: Tensor
     random: Tensor
+    narrow: Tensor
     partners: Tensor
 
     @property
     def every(self) -> Tensor:
-        """Both kinds, (T + R,)."""
-        return torch.cat([self.first, self.random])
+        """All three kinds, (T + R + C,)."""
+        return torch.cat([self.first, self.random, self.narrow])
+
+    def to(self, device: torch.device) -> Self:
+        """Return the numbers on a device."""
+        return type(self)(*(part.to(device) for part in self))
+
+    def kinds(self) -> list[str]:
+        """Say for each why it was chosen: "first", "random" or "narrow"."""
+        kinds = []
+        for kind in ("first", "random", "narrow"):
+            kinds += [kind] * len(getattr(self, kind))
+        return kinds
 
 
 def choose(pair: ModelPair, found: FirstOrder, count: int, seed: int) -> list[Chosen]:
     """Choose at each site the latents that carry most and as many others, of those that fire.
 
-    Where nothing is attributed, those that add most to the states of both, by Σ f_j² (‖d_x,j‖² + ‖d_y,j‖²), come first.
+    Where nothing is attributed, those that add most to the states of both, by Σ f_j² (‖d_x,j‖² + ‖d_y,j‖²), come first,
+    and none is chosen for what it carries where it fires.
 
     Args:
         pair: the models.
@@ -120,25 +168,42 @@ def choose(pair: ModelPair, found: FirstOrder, count: int, seed: int) -> list[Ch
     """
     worth, norms_y = _worth(pair, found)
     fired = found.fired.cpu()
+    by_row = found.by_row().cpu()
     chosen = []
     for place in range(len(worth)):
         draw = torch.Generator().manual_seed(seed + place)
         live = fired[place].nonzero()[:, 0]
-        order = worth[place, live].argsort(descending=True, stable=True)
-        ranked = live[order]
-        first = ranked[:count]
-        rest = ranked[count:].sort().values
-        drawn = torch.randperm(len(rest), generator=draw)[:count]
-        random = rest[drawn]
+        first, random = _first_and_random(worth[place], live, count, draw)
+        others = torch.cat([first, random])
+        narrow = _narrow(by_row[place], min(count, NARROW), others)
+
         candidates = live[norms_y[place, live] > 0]
         partners = []
-        for latent in torch.cat([first, random]):
+        for latent in torch.cat([others, narrow]):
             partner = _partner(latent, candidates, fired[place], draw)
             partners.append(partner)
-        numbers = first, random, torch.tensor(partners, dtype=torch.long)
-        of_site = Chosen(*(part.to(pair.device) for part in numbers))
-        chosen.append(of_site)
+        of_site = Chosen(first, random, narrow, torch.tensor(partners).long())
+        chosen.append(of_site.to(pair.device))
     return chosen
+
+
+def _first_and_random(
+    worth: Tensor, live: Tensor, count: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the live latents that are worth most, and as many others, drawn at random."""
+    order = worth[live].argsort(descending=True, stable=True)
+    ranked = live[order]
+    rest = ranked[count:].sort().values
+    drawn = torch.randperm(len(rest), generator=draw)[:count]
+    return ranked[:count], rest[drawn]
+
+
+def _narrow(by_row: Tensor, count: int, others: Tensor) -> Tensor:
+    """Return the latents that carry most where they fire, in order, but those that are chosen already."""
+    known = by_row.isfinite().nonzero()[:, 0]
+    order = by_row[known].argsort(descending=True, stable=True)
+    first = known[order][:count]
+    return first[~torch.isin(first, others)]
 
 
 def _worth(pair: ModelPair, found: FirstOrder) -> tuple[Tensor, Tensor]:

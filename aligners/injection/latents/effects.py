@@ -1,7 +1,7 @@
 """What latents of a dictionary do in two frozen models: how much of a change they carry, and what their loss shifts."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -10,7 +10,13 @@ from torch import Tensor
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import check_range, finite
 from aligners.injection.comparing.read_answers import divergences
-from aligners.injection.latents.choosing import Chosen, FirstOrder, choose, first_order
+from aligners.injection.latents.choosing import (
+    Chosen,
+    FirstOrder,
+    carried_by_text,
+    choose,
+    first_order,
+)
 from aligners.injection.latents.moving import Move, moved_divergences, moves_of
 from aligners.injection.latents.read_models import (
     ModelPair,
@@ -43,9 +49,11 @@ class LatentEffects(NamedTuple):
 
     Attributes:
         attributed: (S, m) share of the divergence that each latent carries to first order; NaN where not measured.
-        rows: one for each measured latent: `place` of the site pair, `latent`, `chosen` ("first" or "random"), `fired`
-            (rows), `attributed`, `recovered`, `correlation`, `correlation_null`, `shift_x` and `shift_y` (nats for each
-            row on which it fires). Intervals are of texts; None where there is no figure.
+        by_row: (S, m) nats that it carries for each row on which it fires; see `FirstOrder.by_row`.
+        rows: one for each measured latent: `place` of the site pair, `latent`, `chosen` ("first", "random" or
+            "narrow"), `fired` (rows), `attributed`, `attributed_by_row`, `recovered`, `correlation`,
+            `correlation_null`, `shift_x` and `shift_y` (nats for each row on which it fires). Intervals are of texts;
+            None where there is no figure.
         cumulative: one for each number of latents that are moved together: `place`, `moved`, `latents`, `recovered`
             and, where as many random ones are moved, `random`.
         meta: `divergence`, the mean KL(Y ‖ X) in nats; `units` and `texts` that it is a mean over; `not_carried`, why
@@ -53,6 +61,7 @@ class LatentEffects(NamedTuple):
     """
 
     attributed: Tensor
+    by_row: Tensor
     rows: list[Row]
     cumulative: list[Row]
     meta: Row
@@ -74,8 +83,9 @@ def latent_effects(
 
     - recovered: what part of KL(Y ‖ X), the change of the answers, is gone where X's state is moved by what the latent
       adds to Y's more than to X's, f_j (d_y,j − d_x,j)? First to first order, for all latents; then measured, for the
-      first ones and as many random ones that fire. Beside it, all latents (what the dictionary can do at most) with and
-      without biases, and Y's whole state in place.
+      first ones, as many random ones that fire, and the first five by what they carry for each row on which they fire:
+      a narrow change, such as of one word, is a small part of all there is. Beside it, all latents (what the dictionary
+      can do at most) with and without biases, and Y's whole state in place.
     - correlation: where the latent is taken out of X's and of Y's states, are the shifts of the answers alike? The null
       takes the direction of another latent out of Y's.
     - how large those shifts are.
@@ -113,11 +123,12 @@ def latent_effects(
         "not_carried": why,
     }
     rows, cumulative = [], []
-    attributed = found.attributed().cpu()
     for place, of_site in enumerate(measured):
-        rows += _latent_rows(place, chosen[place], of_site, found, attributed, seed)
+        rows += _latent_rows(place, chosen[place], of_site, found, seed)
         cumulative += _cumulative_rows(place, of_site, seed)
-    return LatentEffects(attributed, rows, cumulative, meta)
+    attributed = found.attributed().cpu()
+    by_row = found.by_row().cpu()
+    return LatentEffects(attributed, by_row, rows, cumulative, meta)
 
 
 class _Reading:
@@ -156,19 +167,37 @@ class _Reading:
 
 
 class _OfSite(NamedTuple):
-    """Sums over each of n texts at one site, on the CPU.
+    """Sums over each of n texts at one site, for T' chosen latents.
 
     Attributes:
         moves: what is moved; empty where nothing is.
         before: (n,) KL(Y ‖ X) with nothing moved.
         after: (moves, n) with each move.
-        shifts: (T + R, 8, n), see `shift_sums`.
+        carried: (T', n) what each latent takes away of it to first order; 0 where nothing is moved.
+        shifts: (T', 8, n), see `shift_sums`.
     """
 
     moves: list[Move]
     before: Tensor
     after: Tensor
+    carried: Tensor
     shifts: Tensor
+
+    @classmethod
+    def empty(cls, moves: list[Move], latents: int, before: Tensor) -> Self:
+        """Begin with sums of nothing; `before` is that of all sites."""
+        texts = len(before)
+        after = before.new_zeros(len(moves), texts)
+        carried = before.new_zeros(latents, texts)
+        shifts = before.new_zeros(latents, len(QUANTITIES), texts)
+        return cls(moves, before, after, carried, shifts)
+
+    def summed(self) -> Self:
+        """Return the sums of all ranks, on the CPU; those of `before` are summed already."""
+        after = summed(self.after).cpu()
+        carried = summed(self.carried).cpu()
+        shifts = summed(self.shifts).cpu()
+        return type(self)(self.moves, self.before.cpu(), after, carried, shifts)
 
 
 def _measured(
@@ -178,43 +207,50 @@ def _measured(
     pair = reading.pair
     texts = len(reading.numbers)
     before = torch.zeros(texts, dtype=torch.float64, device=pair.device)
-    tables = []
+    sites = []
     for latents in chosen:
         moves = moves_of(latents, pair.sizes[1]) if carried else []
-        after = before.new_zeros(len(moves), texts)
-        shifts = before.new_zeros(len(latents.every), len(QUANTITIES), texts)
-        tables.append((moves, after, shifts))
+        sites.append(_OfSite.empty(moves, len(latents.every), before))
     for read, places in reading.with_places("Measuring latents"):
-        places = places.to(pair.device)
+        texts_at = places.to(pair.device)
         kl = divergences(read.answers[Y], read.answers[X])
-        before[places] = per_text_sums(kl, read.task.targets)
-        for place, (moves, after, shifts) in enumerate(tables):
-            each = moved_divergences(pair, read, place, moves)
-            for number, of_move in enumerate(each):
-                after[number, places] = of_move
-            sums = shift_sums(pair, read, place, chosen[place])
-            for number, of_latent in enumerate(sums):
-                shifts[number][:, places] = of_latent
-    before = summed(before).cpu()
-    measured = []
-    for moves, after, shifts in tables:
-        of_site = _OfSite(moves, before, summed(after).cpu(), summed(shifts).cpu())
-        measured.append(of_site)
-    return measured
+        before[texts_at] = per_text_sums(kl, read.task.targets)
+        for place, of_site in enumerate(sites):
+            _add_batch(of_site, pair, read, place, chosen[place], texts_at)
+    summed(before)
+    return [of_site.summed() for of_site in sites]
+
+
+def _add_batch(
+    of_site: _OfSite,
+    pair: ModelPair,
+    read: ReadBatch,
+    place: int,
+    chosen: Chosen,
+    texts: Tensor,
+) -> None:
+    """Write what is measured on a batch at a site into the columns of its texts."""
+    if of_site.moves:
+        of_site.carried[:, texts] = carried_by_text(pair, read, place, chosen.every)
+    each = moved_divergences(pair, read, place, of_site.moves)
+    for number, of_move in enumerate(each):
+        of_site.after[number, texts] = of_move
+    sums = shift_sums(pair, read, place, chosen)
+    for number, of_latent in enumerate(sums):
+        of_site.shifts[number][:, texts] = of_latent
 
 
 def _latent_rows(
-    place: int,
-    chosen: Chosen,
-    of_site: _OfSite,
-    found: FirstOrder,
-    attributed: Tensor,
-    seed: int,
+    place: int, chosen: Chosen, of_site: _OfSite, found: FirstOrder, seed: int
 ) -> list[Row]:
     """Make a row for each measured latent of a site."""
     recovered = _recovered(of_site, seed)
+    attributed = _attributed(of_site, seed)
+    by_row = _by_row(of_site, seed)
     correlations = _correlations(of_site.shifts, seed)
+    enough = found.by_row()[place].isfinite().tolist()
     fired = found.fired[place].long().tolist()
+    kinds = chosen.kinds()
     totals = of_site.shifts.sum(2)
     rows = []
     for number, latent in enumerate(chosen.every.tolist()):
@@ -222,12 +258,12 @@ def _latent_rows(
         row: Row = {
             "place": place,
             "latent": latent,
-            "chosen": "first" if number < len(chosen.first) else "random",
+            "chosen": kinds[number],
             "fired": fired[latent],
-            "attributed": finite(attributed[place, latent]),
         }
-        figures = recovered[number] if of_site.moves else NOTHING
-        row |= named("recovered", figures)
+        row |= named("attributed", attributed[number])
+        row |= named("attributed_by_row", by_row[number] if enough[latent] else NOTHING)
+        row |= named("recovered", recovered[number] if of_site.moves else NOTHING)
         row |= correlations[number]
         row["shift_x"] = kl_x / times
         row["shift_y"] = kl_y / times
@@ -235,14 +271,33 @@ def _latent_rows(
     return rows
 
 
+def _attributed(of_site: _OfSite, seed: int) -> list[Interval]:
+    """Return for each latent the share of the divergence that it carries to first order, with its interval."""
+    if not of_site.moves:
+        return [NOTHING] * len(of_site.carried)
+    before = of_site.before.expand_as(of_site.carried)
+    return _ratios(of_site.carried, before, seed)
+
+
+def _by_row(of_site: _OfSite, seed: int) -> list[Interval]:
+    """Return for each latent the nats that it carries for each row on which it fires, with their interval."""
+    rows = of_site.shifts[:, QUANTITIES.index("rows")]
+    return _ratios(of_site.carried, rows, seed)
+
+
 def _recovered(of_site: _OfSite, seed: int) -> list[Interval]:
     """Return for each move the share of the divergence that is gone, and the ends of its interval over texts."""
     if not of_site.moves:
         return []
     before = of_site.before.expand_as(of_site.after)
-    figures = interval(before - of_site.after, before, seed=seed)
+    return _ratios(before - of_site.after, before, seed)
+
+
+def _ratios(values: Tensor, weights: Tensor, seed: int) -> list[Interval]:
+    """Return ratios of sums over texts, (K, n) each, and the ends of their intervals over texts."""
+    figures = interval(values, weights, seed=seed)
     each = zip(*figures, strict=True)
-    return [list(map(finite, of_move)) for of_move in each]
+    return [list(map(finite, of_one)) for of_one in each]
 
 
 def _correlations(shifts: Tensor, seed: int) -> list[Row]:

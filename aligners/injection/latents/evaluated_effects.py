@@ -15,6 +15,11 @@ from aligners.similarity.latents.dictionary import PairedDictionary, decoder_cos
 ONE_SPACE = 0.5  # median cosine of decoders above which both models share a space
 COLUMNS = (
     "attributed",
+    "attributed_low",
+    "attributed_high",
+    "attributed_by_row",
+    "attributed_by_row_low",
+    "attributed_by_row_high",
     "recovered",
     "recovered_low",
     "recovered_high",
@@ -49,36 +54,47 @@ def evaluated_effects(
     Returns:
         What was measured, or a clause that says why nothing can be.
     """
+    pair = asked_pair(data, aligner)
+    if isinstance(pair, str):
+        return pair
+    return latent_effects(
+        pair,
+        data.without_far("test", pair.kind),
+        draw_texts(numbers, texts, seed),
+        count=count,
+        one_space=in_one_space(pair.dictionary),
+        batch_size=data.batch_size,
+        seed=seed,
+    )
+
+
+def asked_pair(data: PairedActivations, aligner: SparseAligner) -> ModelPair | str:
+    """Return the models of a data module with a dictionary, to be asked about held-out texts; or why they cannot be.
+
+    Args:
+        data: of the run; its models are on the device of the run.
+        aligner: dictionary of both models, at the data module's sites.
+    """
     reader = data.reader
     x, y = reader.model_x, reader.model_y
     if all_recorded(data.models):
         return "states were recorded, so that there is no model to run"
-    held_out = data.without_far("test", reader.kind)
-    asked = Asked(x, y, labelled=False, seed=data.seed, alike=held_out.alike)
+    alike = data.without_far("test", reader.kind).alike
+    asked = Asked(x, y, labelled=False, seed=data.seed, alike=alike)
     why = why_unasked(asked, reader.kind)
     if why is not None:
         return why
     if asked.what != "classes" and x.vocabulary != y.vocabulary:
         return f"{x.name} answers with {x.vocabulary} tokens and {y.name} with {y.vocabulary}"
-    dictionary = aligner.paired()
-    pair = ModelPair(
+    return ModelPair(
         (x, y),
         reader.sites,
-        dictionary,
+        aligner.paired(),
         aligner.codes,
         asked,
         reader.kind,
         data.component,
         leave_out_far=data.far_rows == "leave_out",
-    )
-    return latent_effects(
-        pair,
-        held_out,
-        draw_texts(numbers, texts, seed),
-        count=count,
-        one_space=in_one_space(dictionary),
-        batch_size=data.batch_size,
-        seed=seed,
     )
 
 
@@ -109,6 +125,7 @@ def add_effects(
         return
     measured = {(row["place"], row["latent"]): row for row in effects.rows}
     attributed = effects.attributed.tolist()
+    by_row = effects.by_row.tolist()
     places = {pair: place for place, pair in enumerate(sites)}
     for row in rows:
         place = places[row["site_x"], row["site_y"]]
@@ -117,6 +134,7 @@ def add_effects(
         for name in COLUMNS:
             row[name] = found.get(name)
         row["attributed"] = finite(attributed[place][latent])
+        row["attributed_by_row"] = finite(by_row[place][latent])
 
 
 def cumulative_rows(effects: LatentEffects, heads: Sequence[Row]) -> list[Row]:

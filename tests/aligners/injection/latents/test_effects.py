@@ -22,6 +22,7 @@ from aligners.injection.comparing.read_answers import Asked
 from aligners.injection.latents.choosing import choose, first_order
 from aligners.injection.latents.effects import LatentEffects, draw_texts, latent_effects
 from aligners.injection.latents.read_models import ModelPair
+from aligners.injection.scoring.scores import resampled
 from aligners.models import FrozenModel
 from aligners.similarity.latents.dictionary import PairedDictionary
 
@@ -125,6 +126,10 @@ def referred(place: int) -> tuple[reference.Pair, list[reference.Text]]:
     return pair, texts
 
 
+def latents_of(rows: list[Any]) -> list[int]:
+    return [row["latent"] for row in rows]
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_each_figure_is_that_of_hooks_on_one_text_at_a_time(found: LatentEffects, place: int) -> None:
     pair, texts = referred(place)
@@ -136,12 +141,27 @@ def test_each_figure_is_that_of_hooks_on_one_text_at_a_time(found: LatentEffects
         "texts": len(TEXTS),
         "not_carried": None,
     }
+    carried = [reference.carried_of_texts(pair, texts, latent) for latent in range(LATENTS)]
+    fired = [np.array([(text.codes[:, latent] > 0).sum() for text in texts]) for latent in range(LATENTS)]
     for latent in range(LATENTS):
-        expected = reference.attributed(pair, texts, latent)
+        expected = carried[latent].sum() / total
         assert float(found.attributed[place, latent]) == pytest.approx(expected, rel=2e-3, abs=2e-4)
+        by_row = carried[latent].sum() / fired[latent].sum() if (fired[latent] > 0).sum() >= 5 else np.nan
+        assert float(found.by_row[place, latent]) == pytest.approx(by_row, rel=2e-3, abs=1e-4, nan_ok=True)
 
     rows = [row for row in found.rows if row["place"] == place]
-    assert [row["chosen"] for row in rows] == ["first"] * 3 + ["random"] * 3
+    kinds = [row["chosen"] for row in rows]
+    assert kinds[:6] == ["first"] * 3 + ["random"] * 3
+    assert set(kinds[6:]) <= {"narrow"}
+    narrow = found.by_row[place].nan_to_num(-torch.inf).topk(3).indices.tolist()
+    assert [row["latent"] for row in rows[6:]] == [latent for latent in narrow if latent not in latents_of(rows[:6])]
+    divergences = np.array([reference.divergence(text.own_y, text.own_x) for text in texts])
+    drawn = resampled(len(texts), 0)[1:].numpy()
+    for row in rows:
+        for name, below in (("attributed", divergences), ("attributed_by_row", fired[row["latent"]])):
+            expected = reference.resampled_ratio(carried[row["latent"]], below, drawn)
+            given = [row[name + end] for end in ("", "_low", "_high")]
+            assert given == pytest.approx(expected, rel=5e-3, abs=3e-4), name
     for row in rows:
         latent = row["latent"]
         assert row["fired"] == sum(int((text.codes[:, latent] > 0).sum()) for text in texts)
@@ -157,8 +177,8 @@ def test_each_figure_is_that_of_hooks_on_one_text_at_a_time(found: LatentEffects
 @pytest.mark.parametrize("place", [0, 1])
 def test_latents_together_are_that_of_hooks(found: LatentEffects, place: int) -> None:
     pair, texts = referred(place)
-    measured = [row["latent"] for row in found.rows if row["place"] == place]
-    first, random = measured[:3], measured[3:]
+    measured = latents_of([row for row in found.rows if row["place"] == place])
+    first, random = measured[:3], measured[3:6]
     expected = {
         ("first", count): reference.recovered(pair, texts, reference.carried_by(pair, first[:count]))
         for count in (1, 2, 3)
