@@ -10,10 +10,10 @@ Planted rows are the tokens that end the word. All tokens of texts without the w
 texts with it count as neither. Fixed before the first run: a latent is that of the planted change if its codes tell
 planted rows from others with an AUC of at least .9, and its verdict is Y's own or Y's share in its decoder norms is at
 least .6. The change is *found* if one of the first five latents is such. Added after the first trial, in which the
-word's latent had a norm of .50: the word is *named* if one of the first five latents has that AUC, whatever its verdict.
-Added after seed 0, and before any other seed was run: the change is *seen* if one of the first five has that AUC, and
-its decoders in the two models have a cosine of at most .5. With seed 0 the word had such a latent in all dictionaries,
-and in one of them its verdict was X's own.
+word's latent had a norm of .50: the word is *named* if one of the first five latents has that AUC, whatever its
+verdict. Added after seed 0, and before any other seed was run: the change is *seen* if one of the first five has that
+AUC, and its decoders in the two models have a cosine of at most .5. With seed 0 the word had such a latent in all
+dictionaries, and in one of them its verdict was X's own.
 
 Latents are ranked by
 
@@ -21,8 +21,9 @@ Latents are ranked by
 - attributed: the part of KL(Y ‖ X), the change of the next-token distributions, that it carries to first order, by the
   gradient half-way, as in `evaluate.py features`;
 - norm: ‖d_y,j‖ / (‖d_x,j‖ + ‖d_y,j‖), of latents that fire in 20 rows or more;
-- attributed a row: attributed nats over the rows on which the latent fires, of latents that fire in five texts or more. Chosen on
-  seed 0, which says nothing of how good it is; the other seeds were run afterwards, with nothing changed;
+- attributed a row: attributed nats over the rows on which the latent fires, of latents that fire in five texts or
+  more. Chosen on seed 0, which says nothing of how good it is; the other seeds were run afterwards, with nothing
+  changed;
 - turn: 1 − cos(d_x,j, d_y,j), of the same latents. It orders latents by what *seen* asks for.
 
 Beside it, measured: what part of the KL at planted rows is gone where X's states are moved by the first five latents of

@@ -66,28 +66,33 @@ def first_order(
         batches: what they computed on this rank's texts.
         slopes: whether gradients are taken; without, nothing is attributed.
     """
-    zeros = torch.zeros(4, *pair.sizes, dtype=torch.float64, device=pair.device)
-    carried, fired, texts, squares = zeros
-    totals = zeros.new_zeros(2)
+    sums = torch.zeros(4, *pair.sizes, dtype=torch.float64, device=pair.device)
+    carried = sums[0]
+    totals = sums.new_zeros(2)
     for read in batches:
         kl = divergences(read.answers[Y], read.answers[X])
         totals[0] += kl.sum()
         totals[1] += len(kl)
         for place, entries in enumerate(read.entries):
-            latent = entries.latent
-            value = entries.value
-            ones = torch.ones_like(value)
-            fired[place].index_add_(0, latent, ones)
-            squares[place].index_add_(0, latent, value**2)
-            once = _once_a_text(read, entries)
-            texts[place].index_add_(0, once, ones[: len(once)])
+            _count(sums[1:, place], read, entries)
             if slopes:
                 taken = _taken_away(pair, read, place)
-                carried[place].index_add_(0, latent, taken)
+                carried[place].index_add_(0, entries.latent, taken)
     if not slopes:
         carried.fill_(torch.nan)
     divergence, units = summed(totals).tolist()
-    return FirstOrder(*summed(zeros), divergence, int(units))
+    carried, fired, texts, squares = summed(sums)
+    return FirstOrder(carried, fired, texts, squares, divergence, int(units))
+
+
+def _count(sums: Tensor, read: ReadBatch, entries: Firing) -> None:
+    """Add the rows and the texts in which latents fire, and their squared codes, to (3, m)."""
+    rows, texts, squares = sums
+    ones = torch.ones_like(entries.value)
+    rows.index_add_(0, entries.latent, ones)
+    once = _once_a_text(read, entries)
+    texts.index_add_(0, once, ones[: len(once)])
+    squares.index_add_(0, entries.latent, entries.value**2)
 
 
 def _once_a_text(read: ReadBatch, entries: Firing) -> Tensor:

@@ -35,6 +35,7 @@ from aligners.injection.scoring.scores import (
     with_interval,
 )
 from aligners.progress import track
+from aligners.similarity.latents.dictionary import decoder_cosines
 from aligners.similarity.passes.ranks import ranks, summed, this_rank
 
 LOGITS = 2**25  # of a batch
@@ -50,6 +51,7 @@ class LatentEffects(NamedTuple):
     Attributes:
         attributed: (S, m) share of the divergence that each latent carries to first order; NaN where not measured.
         by_row: (S, m) nats that it carries for each row on which it fires; see `FirstOrder.by_row`.
+        turned: (S, m) 1 − cos(d_x,j, d_y,j), 0 where the latent has one direction in both; NaN without one space.
         rows: one for each measured latent: `place` of the site pair, `latent`, `chosen` ("first", "random" or
             "narrow"), `fired` (rows), `attributed`, `attributed_by_row`, `recovered`, `correlation`,
             `correlation_null`, `shift_x` and `shift_y` (nats for each row on which it fires). Intervals are of texts;
@@ -62,6 +64,7 @@ class LatentEffects(NamedTuple):
 
     attributed: Tensor
     by_row: Tensor
+    turned: Tensor
     rows: list[Row]
     cumulative: list[Row]
     meta: Row
@@ -116,19 +119,25 @@ def latent_effects(
             found = found._replace(carried=found.carried + torch.nan)
         chosen = choose(pair, found, count, seed)
         measured = _measured(reading, chosen, carried=why is None)
-    meta = {
-        "divergence": finite(found.divergence / max(found.units, 1)),
-        "units": found.units,
-        "texts": len(numbers),
-        "not_carried": why,
-    }
+    divergence = finite(found.divergence / max(found.units, 1))
+    meta: Row = {"divergence": divergence, "units": found.units}
+    meta |= {"texts": len(numbers), "not_carried": why}
     rows, cumulative = [], []
     for place, of_site in enumerate(measured):
         rows += _latent_rows(place, chosen[place], of_site, found, seed)
         cumulative += _cumulative_rows(place, of_site, seed)
     attributed = found.attributed().cpu()
     by_row = found.by_row().cpu()
-    return LatentEffects(attributed, by_row, rows, cumulative, meta)
+    turned = _turned(pair, one_space=one_space)
+    return LatentEffects(attributed, by_row, turned, rows, cumulative, meta)
+
+
+def _turned(pair: ModelPair, *, one_space: bool) -> Tensor:
+    """Return 1 − cosine of both decoders of each latent, (S, m) on the CPU; NaN without one space."""
+    x, y = pair.models
+    if not one_space or x.width != y.width:
+        return torch.full(pair.sizes, torch.nan)
+    return 1 - decoder_cosines(pair.dictionary).cpu()
 
 
 class _Reading:

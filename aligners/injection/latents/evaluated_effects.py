@@ -20,6 +20,7 @@ COLUMNS = (
     "attributed_by_row",
     "attributed_by_row_low",
     "attributed_by_row_high",
+    "turned",
     "recovered",
     "recovered_low",
     "recovered_high",
@@ -126,6 +127,7 @@ def add_effects(
     measured = {(row["place"], row["latent"]): row for row in effects.rows}
     attributed = effects.attributed.tolist()
     by_row = effects.by_row.tolist()
+    turned = effects.turned.tolist()
     places = {pair: place for place, pair in enumerate(sites)}
     for row in rows:
         place = places[row["site_x"], row["site_y"]]
@@ -135,6 +137,7 @@ def add_effects(
             row[name] = found.get(name)
         row["attributed"] = finite(attributed[place][latent])
         row["attributed_by_row"] = finite(by_row[place][latent])
+        row["turned"] = finite(turned[place][latent])
 
 
 def cumulative_rows(effects: LatentEffects, heads: Sequence[Row]) -> list[Row]:

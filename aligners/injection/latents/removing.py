@@ -10,6 +10,7 @@ from aligners.injection.latents.choosing import Chosen
 from aligners.injection.latents.moving import only
 from aligners.injection.latents.read_models import ModelPair, Moved, ReadBatch, X, Y
 from aligners.injection.scoring.scores import per_text_sums
+from aligners.similarity.latents.dictionary import Firing
 
 # Sums over each text, see `shift_sums`.
 QUANTITIES = ("xx", "yy", "xy", "nn", "xn", "kl_x", "kl_y", "rows")
@@ -25,29 +26,47 @@ def shift_sums(
     and of Y, and n of the null; of KL(own answers ‖ shifted ones) in nats; and of rows on which the latent fires. The
     null takes another latent's direction out of the same rows of Y, as long as the longer part of this one.
     """
-    decoder_x = pair.dictionary.decoder_x[place]
-    decoder_y = pair.dictionary.decoder_y[place]
+    entries = read.entries[place]
     for latent, partner in zip(chosen.every, chosen.partners, strict=True):
-        of_latent = only(read.entries[place], latent)
-        texts = read.texts_of(of_latent)
-        sums = decoder_x.new_zeros(len(QUANTITIES), read.rows.texts)
-        if not len(texts):
-            yield sums
-            continue
-        codes = decoder_x.new_zeros(len(read.rows), 1)
-        codes[of_latent.row, 0] = of_latent.value
-        part_x = decoder_x[latent]
-        part_y = decoder_y[latent]
-        null = _as_long(decoder_y[partner], part_x, part_y)
-        shifted = []
-        for side, direction in ((X, part_x), (Y, part_y), (Y, null)):
-            added = -codes * direction
-            moved = pair.moved(read, side, place, added, texts)
-            shifted.append(moved)
-        sums[:-1] = _products(read, shifted)
-        fired = (codes[:, 0] > 0).double()
-        sums[-1] = per_text_sums(fired, read.rows)
-        yield sums
+        directions = _directions(pair, place, latent, partner)
+        of_latent = only(entries, latent)
+        yield _of_latent(pair, read, place, of_latent, directions)
+
+
+def _directions(
+    pair: ModelPair, place: int, latent: Tensor, partner: Tensor
+) -> list[tuple[int, Tensor]]:
+    """Return what is taken out of which model: a latent of X, of Y, and another's direction, as long, of Y."""
+    part_x = pair.dictionary.decoder_x[place, latent]
+    decoder_y = pair.dictionary.decoder_y[place]
+    part_y = decoder_y[latent]
+    null = _as_long(decoder_y[partner], part_x, part_y)
+    return [(X, part_x), (Y, part_y), (Y, null)]
+
+
+def _of_latent(
+    pair: ModelPair,
+    read: ReadBatch,
+    place: int,
+    entries: Firing,
+    directions: list[tuple[int, Tensor]],
+) -> Tensor:
+    """Return the sums of one latent over each text of a batch, (8, B), given its entries."""
+    texts = read.texts_of(entries)
+    sums = entries.value.new_zeros(len(QUANTITIES), read.rows.texts)
+    if not len(texts):
+        return sums
+    codes = sums.new_zeros(len(read.rows), 1)
+    codes[entries.row, 0] = entries.value
+    shifted = []
+    for side, direction in directions:
+        added = -codes * direction
+        moved = pair.moved(read, side, place, added, texts)
+        shifted.append(moved)
+    sums[:-1] = _products(read, shifted)
+    fired = (codes[:, 0] > 0).double()
+    sums[-1] = per_text_sums(fired, read.rows)
+    return sums
 
 
 def _as_long(direction: Tensor, *others: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ DRAWN = 50  # of them at a time
 # Columns that a page shows and sorts by, as far as rows have them; by the first one at first.
 COLUMNS = (
     "recovered",
+    "attributed_by_row",
+    "turned",
     "variance_x",
     "variance_y",
     "fired",

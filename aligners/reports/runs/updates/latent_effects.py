@@ -3,12 +3,20 @@
 from collections.abc import Sequence
 from statistics import median
 
-from aligners.reports.names import aligned, percentage, plain_number, site_name
+from aligners.reports.names import (
+    aligned,
+    percentage,
+    plain_number,
+    site_name,
+    with_interval,
+)
 from aligners.reports.report import Row, number, where
 from aligners.reports.screen import SiteTable
 
 SHOWN = 20  # latents in the table
 NAMED = 5  # latents that a sentence is about
+MOST_NARROW = 10  # in their table
+NARROW = 3  # latents that are named for what they carry where they fire
 MOVED = {
     "first": "first {}",
     "all": "all",
@@ -41,6 +49,9 @@ def effect_sentences(
         said.append(
             f"No latent was moved from one model to the other: {about['not_carried']}."
         )
+    narrow = _narrow(about, rows)
+    if narrow:
+        said.append(narrow)
     alike = _alike(rows)
     if alike:
         said.append(alike)
@@ -72,6 +83,34 @@ def _carried(about: Row, cumulative: Sequence[Row]) -> str:
         f"Moved from {y}'s states to {x}'s at site {_place(best)}, {latents} recover "
         f"{_share(best)} of the change of the answers ({divergence} nats){floor}, all latents {_share(every)}, "
         f"{y}'s whole state {_share(state)}."
+    )
+
+
+def _by_row(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of latents by what they carry for each row on which they fire, as far as it has an interval."""
+    known = [row for row in rows if row.get("attributed_by_row_low") is not None]
+    known.sort(key=lambda row: -number(row["attributed_by_row"]))
+    return known
+
+
+def _narrow(about: Row, rows: Sequence[Row]) -> str:
+    """Name the latents that carry most of the change where they fire."""
+    named = []
+    sure = [row for row in _by_row(rows) if row["attributed_by_row_low"] > 0]
+    for row in sure[:NARROW]:
+        nats = plain_number(row["attributed_by_row"], 2)
+        low = plain_number(row["attributed_by_row_low"], 2)
+        high = plain_number(row["attributed_by_row_high"], 2)
+        tokens = row.get("top_tokens") or "no tokens"
+        named.append(
+            f"{row['latent']} at site {_place(row)} ({nats} [{low}, {high}]; {tokens})"
+        )
+    if not named:
+        return ""
+    mean = plain_number(about["divergence"], 2)
+    return (
+        f"Where they fire, these latents carry most of the change: {'; '.join(named)}: by number, with nats for each "
+        f"row on which it fires, to first order (an answer changes by {mean} in the mean), and its top tokens."
     )
 
 
@@ -119,15 +158,27 @@ def effect_tables(
     if not measured:
         return []
     measured.sort(key=lambda row: -number(row["recovered"] or row["correlation"] or 0))
-    headings = ["latent", "is", "recovered, %", "attributed, %", "correlation", "null"]
+    headings = [
+        "latent",
+        "is",
+        "recovered, %",
+        "attributed, %",
+        "nats a row",
+        "correlation",
+        "null",
+    ]
     each = SiteTable("Latents by what they recover", ["site"], headings, {})
     for row in measured[:SHOWN]:
         shares = [_percent(row["recovered"]), _percent(row["attributed"])]
+        shares.append(aligned(row.get("attributed_by_row"), 2))
         alike = [aligned(row["correlation"], 2), aligned(row["correlation_null"], 2)]
         name = words[row["verdict"]]
         each.add_row(_place(row), str(row["latent"]), name, *shares, *alike)
+    tables = [each]
+    if _by_row(rows):
+        tables.append(_table_by_row(_by_row(rows), words))
     if not cumulative:
-        return [each]
+        return tables
     together = SiteTable(
         "Latents moved together",
         ["site"],
@@ -138,7 +189,24 @@ def effect_tables(
         moved = MOVED[row["moved"]].format(row["latents"])
         figures = _percent(row["recovered"]), _percent(row["random"])
         together.add_row(_place(row), moved, *figures)
-    return [each, together]
+    return [*tables, together]
+
+
+def _table_by_row(rows: Sequence[Row], words: dict[str, str]) -> SiteTable:
+    """List the latents that carry most where they fire, for a change of few rows is a small part of all there is."""
+    headings = ["latent", "is", "nats a row", "fires, %", "turned", "top tokens"]
+    table = SiteTable(
+        "Latents by what they carry where they fire", ["site"], headings, {}
+    )
+    for row in rows[:MOST_NARROW]:
+        cells = [
+            with_interval(row, "attributed_by_row", ".2f"),
+            aligned(100 * row["fired"], 2),
+            aligned(row["turned"], 2),
+            row.get("top_tokens") or "",
+        ]
+        table.add_row(_place(row), str(row["latent"]), words[row["verdict"]], *cells)
+    return table
 
 
 def _percent(share: float | None) -> str:

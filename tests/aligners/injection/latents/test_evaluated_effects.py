@@ -66,7 +66,7 @@ def test_latents_of_a_fine_tuning_are_moved_and_removed(banks: dict[str, str], t
     assert meta["divergence"] > 0
     assert meta["not_carried"] is None
     measured = [row for row in found[8]["rows"] if row["recovered"] is not None]
-    assert len(measured) == 6
+    assert 6 <= len(measured) <= 9
     assert {row["attributed"] is None for row in found[8]["rows"]} == {False}
     first = max(row["attributed"] for row in found[8]["rows"])
     assert first in [row["attributed"] for row in measured]
@@ -82,6 +82,18 @@ def test_latents_of_a_fine_tuning_are_moved_and_removed(banks: dict[str, str], t
     assert "of the change of the answers" in said
     assert "Y's whole state" not in said
     assert "whole state" in said
+    sure = [row for row in measured if (row["attributed_by_row_low"] or 0) > 0]
+    assert sure
+    best = max(sure, key=lambda row: row["attributed_by_row"])
+    assert f"Where they fire, these latents carry most of the change: {best['latent']} at site 1 (" in said
+    titles = [table.title for table in made.screen]
+    assert "Latents by what they carry where they fire" in titles
+
+    for row in found[8]["rows"]:  # as files were written before
+        for name in ("attributed_by_row", "attributed_by_row_low", "turned"):
+            row.pop(name)
+    before = make_report("features", found[8]["meta"], found[8]["rows"], **tables(found[8]))
+    assert "Where they fire" not in " ".join(before.sentences)
 
 
 def tables(report: dict[str, Any]) -> dict[str, Any]:
