@@ -30,6 +30,7 @@ from aligners.datamodules.rows.read_rows import (
     read_rows,
 )
 from aligners.datamodules.rows.sites import parse_layers
+from aligners.datamodules.text.recorded_texts import check_reading
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
 from aligners.models.architectures import Component
@@ -289,6 +290,7 @@ class LayerActivations(TextModule):
         rows = rows_of_kind(rows, recorded=recorded)
         words = attention or policy_of(rows).types == "words"
         named = with_revisions(models, revisions)
+        check_reading(named, {**options, "attn_implementation": attn_implementation})
         alike = one_tokenizer_for(rows)
         super().__init__(
             named, words, alike, attn_implementation=attn_implementation, **options

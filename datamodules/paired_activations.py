@@ -32,6 +32,7 @@ from aligners.datamodules.rows.read_rows import (
 from aligners.datamodules.rows.row_types import RowTypes, SeenTypes, types_of
 from aligners.datamodules.rows.shown_rows import ShownRows, shown_rows
 from aligners.datamodules.rows.token_pairs import TokenPairs
+from aligners.datamodules.text.recorded_texts import check_reading
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split, TokenisedSplits
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
@@ -143,6 +144,7 @@ class PairedActivations(TextModule):
             raise UserError(
                 f"Attention weights are read from models, but {self.models[0]} is recorded states. Name the model."
             )
+        check_reading(pairing.named, {**options, "held_out_types": held_out_types})
         rows = rows_of_kind(rows, recorded=recorded)
         words = policy_of(rows).types == "words"
         super().__init__(pairing.named, words, one_tokenizer_for(rows), **options)

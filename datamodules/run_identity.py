@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from aligners.datamodules.text.recorded_texts import without_ignored
 from aligners.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _as_kept(run: Mapping[str, Any]) -> dict[str, Any]:
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     """Return the options that decide what the data module yields; for equal texts, only the seed of theirs."""
     described = run["data"]
-    options = dict(run["data_config"])
+    options = without_ignored(run["data_config"])
     for name in FREE:
         options.pop(name, None)
     if equal:

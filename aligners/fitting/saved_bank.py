@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import aligners
 from aligners.datamodules.rows.row_types import SeenTypes
+from aligners.datamodules.text.recorded_texts import without_ignored
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError
 from aligners.files.atomic import whole_file
@@ -422,6 +423,7 @@ def load_bank(
         from aligners.models.recipes import recipe_in_names  # which takes seconds
 
         bank.data_config = recipe_in_names(bank.data_config)
+    bank.data_config = without_ignored(bank.data_config)
     if shared:
         bank.data_config = for_others(bank.data_config)
     return bank.freeze()

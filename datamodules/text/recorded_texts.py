@@ -26,6 +26,18 @@ OF_MODELS = {
     "source_pooler": False,
     "kl": False,
 }
+# Options that say how a model reads and is run, or how what it computes is kept -> the values that recorded states
+# take: the default, and what comes to the same.
+OF_READING: dict[str, tuple[Any, ...]] = {
+    "max_length": (128,),
+    "dtype": ("float32",),
+    "attn_implementation": (None,),
+    "merge_adapters": (None,),
+    "device_map": (None,),
+    "store_dtype": (None,),
+    "store_rows": ("tokens",),
+    "held_out_types": (0.1, 0),
+}
 
 
 def check_options(
@@ -48,14 +60,60 @@ def check_options(
     for option, default in OF_MODELS.items():
         given = _given(options, option, default)
         if given != default:
-            raise UserError(
-                f"Expected no `{option}` with recorded states, but got {given!r}: it needs a model that can be run, "
-                f"and {recorded[0]} has only what was recorded. Leave it out."
-            )
+            raise _of_no_model(option, given, recorded[0])
+    for option, taken in OF_READING.items():
+        dotted = f"data.{option}"
+        given = _given(options, dotted, taken[0])
+        if given not in taken:
+            raise _of_no_model(dotted, given, recorded[0])
     for name, default in _of_texts().items():
         given = _given(options, f"data.text.{name}", default)
         if given != default:
             raise _of_no_text(f"data.text.{name}", given, recorded[0])
+
+
+def check_reading(
+    named: Sequence[tuple[str, str | None]], options: Mapping[str, Any]
+) -> None:
+    """Raise if recorded states have a revision, or options of a data module that they would ignore.
+
+    Args:
+        named: name and revision of each model.
+        options: options of `TextModule`, `FrozenModels` and `PairedActivations`, as far as they are given.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    recorded = [name for name, _ in named if is_recorded(name)]
+    if not recorded:
+        return
+    for option, taken in OF_READING.items():
+        given = options.get(option, taken[0])
+        if given not in taken:
+            raise _of_no_model(option, given, recorded[0])
+    for name, revision in named:
+        if is_recorded(name) and revision is not None:
+            raise _of_no_model("revision", revision, name)
+
+
+def without_ignored(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's data options; of recorded states, without what earlier versions took and ignored.
+
+    Args:
+        config: options of a data module, as its `config()` gives them.
+    """
+    kept = dict(config)
+    names = [
+        config.get("model_x"),
+        config.get("model_y"),
+        *(config.get("models") or ()),
+    ]
+    if not any(is_recorded(name) for name in names if name is not None):
+        return kept
+    for option, taken in OF_READING.items():
+        if option in kept and kept[option] not in taken:
+            kept[option] = taken[0]
+    return kept
 
 
 def _given(options: Mapping[str, Any], option: str, default: Any) -> Any:
@@ -78,6 +136,13 @@ def _of_texts() -> dict[str, Any]:
         if field.name not in DIVIDING:
             options[field.name] = getattr(default, field.name)
     return options
+
+
+def _of_no_model(option: str, given: Any, said: str) -> UserError:
+    return UserError(
+        f"Expected no `{option}` with recorded states, but got {given!r}: it needs a model that can be run, and {said} "
+        "has only what was recorded. Leave it out."
+    )
 
 
 def _of_no_text(option: str, given: Any, said: str) -> UserError:

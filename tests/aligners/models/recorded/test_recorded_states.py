@@ -1,5 +1,6 @@
 """Recorded states look their rows up, and say by name what is wrong with them or what they cannot do."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ import pytest
 import torch
 
 from aligners import api
+from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.module import TextModule
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
+from aligners.datamodules.text.recorded_texts import OF_READING
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.models.recorded.recorded_states import RecordedRun, RecordedStates
@@ -18,6 +23,16 @@ from aligners.models.recorded.row_arrays import Seen
 from aligners.reports.sharing.public_names import public_names, renamed
 
 N, D = 60, 4
+# What earlier versions took and ignored.
+IGNORED: list[tuple[dict[str, object], str]] = [
+    ({"max_length": 64}, r"no `max_length` with recorded states, but got 64: .* states:.* Leave it out"),
+    ({"dtype": "bfloat16"}, r"no `dtype` with recorded states, but got 'bfloat16'"),
+    ({"attn_implementation": "sdpa"}, r"no `attn_implementation` .* 'sdpa'"),
+    ({"merge_adapters": False}, r"no `merge_adapters` .* False"),
+    ({"device_map": ["auto", None]}, r"no `device_map` .* \['auto', None\]"),
+    ({"store": Path("store"), "store_dtype": "float16"}, r"no `store_dtype` .* 'float16'"),
+    ({"store": Path("store"), "store_rows": "texts"}, r"no `store_rows` .* 'texts'"),
+]
 
 
 @pytest.fixture
@@ -142,12 +157,15 @@ def test_groups_of_names_that_differ_in_case_stay_and_share_a_split(tmp_path: Pa
         assert {text.lower() for text in split} == {text for text in split if text[0] == "a"}
 
 
-def test_a_long_group_is_never_cut(tmp_path: Path, states: np.ndarray) -> None:
-    np.save(tmp_path / "g.npy", np.minimum(np.arange(N), 30))
-    name = f"{save(tmp_path / 'x.npy', states)}:group=g.npy"
-    data = pair_states(name, name, max_length=2)
+def test_a_long_group_is_never_cut(tmp_path: Path) -> None:
+    rows = 400
+    longest = rows - 30
+    np.save(tmp_path / "g.npy", np.minimum(np.arange(rows), 30))
+    name = f"{save(tmp_path / 'x.npy', np.ones((rows, D), np.float32))}:group=g.npy"
+    data = pair_states(name, name)
+    assert longest > data.max_length
     every = [len(batch.text) for split in ("fit", "validation", "test") for batch in data.paired(split)]  # type: ignore[arg-type]
-    assert sum(every) == N
+    assert sum(every) == rows
 
 
 @pytest.mark.parametrize(
@@ -158,6 +176,7 @@ def test_a_long_group_is_never_cut(tmp_path: Path, states: np.ndarray) -> None:
         ({"component": "mlp"}, r"`component` 'residual' for recorded states, but got 'mlp'"),
         ({"sites": "0:5"}, r"`sites` out of the sites of states:.*, which are 0 \(0\), 1 \(1\), but got 5"),
         ({"packed": True}, r"packed"),
+        *IGNORED,
     ],
 )
 def test_options_of_texts_and_models_are_refused(
@@ -166,6 +185,28 @@ def test_options_of_texts_and_models_are_refused(
     name = save(tmp_path / "x.npy", states)
     with pytest.raises(UserError, match=said):
         pair_states(name, name, **options).describe()  # type: ignore[arg-type]
+
+
+def test_options_that_would_be_ignored_are_refused_and_defaults_are_not(tmp_path: Path, states: np.ndarray) -> None:
+    name = save(tmp_path / "x.npy", states)
+    for options, said in IGNORED:
+        with pytest.raises(UserError, match=said):
+            LayerActivations([name, name], **options)  # type: ignore[arg-type]
+    for options, said in (
+        ({"held_out_types": 0.2}, r"no `held_out_types` .* 0\.2"),
+        ({"revision_x": "main"}, r"no `revision` .* 'main'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            pair_states(name, name, **options)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no `held_out_types`"):
+        universe_states([name, *(save(tmp_path / f"{k}.npy", states + k) for k in (1, 2))], held_out_types=0.2)
+    makers = [inspect.signature(maker) for maker in (TextModule, FrozenModels, PairedActivations)]
+    for option, taken in OF_READING.items():
+        (default,) = (made.parameters[option].default for made in makers if option in made.parameters
+                      and made.parameters[option].default is not inspect.Parameter.empty)  # fmt: skip
+        assert taken[0] == default
+        for value in taken:
+            pair_states(name, name, **{option: value})
 
 
 def test_what_needs_a_model_is_refused(tmp_path: Path, states: np.ndarray) -> None:

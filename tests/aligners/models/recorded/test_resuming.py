@@ -12,12 +12,14 @@ from tests.runs import quiet_trainer, state
 
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
+from aligners.cli.table import evaluate
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.read_rows import PairReader
+from aligners.datamodules.text import recorded_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.saved_bank import ALIGNMENT
+from aligners.fitting.saved_bank import ALIGNMENT, load_bank
 from aligners.maps.by_rows.nearest_neighbours import NearestNeighbours
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
@@ -45,9 +47,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return names
 
 
-def run(names: list[str], folder: Path, *callbacks: Any, resume: Path | None = None) -> None:
+def run(names: list[str], folder: Path, *callbacks: Any, resume: Path | None = None, **options: Any) -> None:
     module = Alignment(MAPS, both_directions=True, optimizer=partial(torch.optim.AdamW, lr=1e-2))
-    data = pair_states(*names, batch_size=13, text=TextSource(validation_share=0.2, test_share=0.2))
+    data = pair_states(*names, batch_size=13, text=TextSource(validation_share=0.2, test_share=0.2), **options)
     watching = [*callbacks, BestPerSite(), SaveAligners(folder)]
     trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=watching)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
@@ -108,3 +110,30 @@ def test_other_states_groups_or_masks_are_refused(names: list[str], tmp_path: Pa
             run(names, tmp_path, resume=last)
     finally:
         np.save(file, before)
+
+
+def test_runs_of_earlier_versions_with_options_that_were_ignored_load_and_go_on(
+    names: list[str], whole: bytes, tmp_path: Path
+) -> None:
+    ignored = {"max_length": 64, "held_out_types": 0.3, "attn_implementation": "sdpa", "dtype": "bfloat16"}
+    old, cut = tmp_path / "old", tmp_path / "cut"
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(recorded_texts, "OF_READING", {})
+        run(names, old, **ignored)
+        assert load_bank(old / "aligners.safetensors").data_config["max_length"] == 64
+        with strike(Alignment, "training_step", 1), pytest.raises(SystemExit):
+            run(names, cut, **ignored)
+    run(names, cut, resume=cut / "last.ckpt")
+    stored = load_bank(old / "aligners.safetensors")
+    assert load_bank(cut / "aligners.safetensors").data_config == stored.data_config
+    assert (cut / "aligners.safetensors").read_bytes() == whole
+
+    config = dict(stored.data_config)
+    again = pair_states(config.pop("model_x"), config.pop("model_y"), **config | {"text": TextSource(**config["text"])})
+    assert again.config() == stored.data_config
+    words = ["inject", "--checkpoints", str(old / "aligners.safetensors"), "--closed_form", "[]"]
+    quiet = ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+    with pytest.raises(UserError, match=r"no `max_length` with recorded states, but got 64"):
+        evaluate([*words, *quiet, "--data.max_length", "64", "--run", str(tmp_path / "refused")])
+    evaluate([*words, *quiet, "--run", str(tmp_path / "run")])
+    assert "linear" in (tmp_path / "run" / "report.json").read_text()
