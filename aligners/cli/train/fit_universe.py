@@ -132,16 +132,16 @@ def _sites_of_all(wanted: str, stored: StoredBank) -> str:
     Raises:
         ValueError: the newcomer does not have one site for each of the members'.
     """
-    of_members = sites_of(stored)
+    of_members = _members_words(stored)
     words: list[str | None] = []
     if wanted == stored.data_config["sites"]:  # as those of the members, by default
-        words = _members_words(wanted, of_members)
+        words = list(map(_shared, of_members))
     elif wanted not in ("all", "blocks"):  # its depth is not known yet
         words = [_word(site) for (site,) in sites_of_each(wanted, [DEEPEST])]
     if len(words) != len(of_members) or None in words:
         raise UserError(
-            f"Expected `data.sites` to name the newcomer's site for each of the members' {of_members}, but got "
-            f"{wanted}. Name as many layers, such as `--data.sites {','.join(['3'] * len(of_members))}`."
+            f"Expected `data.sites` to name the newcomer's site for each of the members' {sites_of(stored)}, but got "
+            f"{wanted}. {_choices(of_members, stored)}."
         )
     together = []
     for of, new in zip(of_members, words, strict=True):
@@ -149,22 +149,40 @@ def _sites_of_all(wanted: str, stored: StoredBank) -> str:
     return ",".join(together)
 
 
-def _members_words(
-    wanted: str | Sequence[str | int], of_members: Sequence[Sequence[int]]
-) -> list[str | None]:
-    """Return the site that the members share in each place, or that after their final norms; None: they share none."""
+def _members_words(stored: StoredBank) -> list[list[str]]:
+    """Return, for each place of a universe, the site of every member: a number, or `norm` where the user wrote it."""
+    wanted = stored.data_config["sites"]
+    numbers = sites_of(stored)
     entries: Sequence[str | int] = wanted
     if isinstance(wanted, str):
         entries = wanted.replace(",", " ").split()
-    words: list[str | None] = []
-    for place, sites in enumerate(of_members):
-        same = len(set(sites)) == 1
-        words.append(str(sites[0]) if same else None)
-        if len(entries) == len(of_members):  # not `all` or `blocks`
-            own = set(str(entries[place]).split(":"))
-            if own == {NORM}:
-                words[place] = NORM
+    words = []
+    for place, sites in enumerate(numbers):
+        of_place = list(map(str, sites))
+        if len(entries) == len(numbers):  # not `all` or `blocks`
+            written = str(entries[place]).split(":")
+            if NORM in written:
+                of_place = written * (len(sites) // len(written))
+        words.append(of_place)
     return words
+
+
+def _shared(words: Sequence[str]) -> str | None:
+    """Return the site that all members share; None: they share none."""
+    return words[0] if len(set(words)) == 1 else None
+
+
+def _choices(of_members: Sequence[Sequence[str]], stored: StoredBank) -> str:
+    """Say what to write in order to read a newcomer at the sites of each member."""
+    names = stored.data_config["models"]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, own in zip(names, zip(*of_members, strict=True), strict=True):
+        alike.setdefault(own, []).append(name)
+    choices = []
+    for own, members in alike.items():
+        sites = ",".join(own)
+        choices.append(f"`--data.sites {sites}` for those of {' and '.join(members)}")
+    return f"Write {'; '.join(choices)}; or others, in this order"
 
 
 def _word(site: int) -> str:

@@ -81,9 +81,12 @@ def test_files_of_pairs_have_their_models_sites_and_can_be_injected(found: Found
 @pytest.mark.parametrize(
     ("stored", "members", "wanted", "found"),
     [
-        ("norm", [(4, 3, 4)], None, "4:3:4:norm"),
-        ("2,norm", [(2, 2, 2), (4, 3, 4)], None, "2:2:2:2,4:3:4:norm"),
-        ("2,norm", [(2, 2, 2), (4, 3, 4)], "5,norm", "2:2:2:5,4:3:4:norm"),
+        ("norm", [(4, 3, 4)], None, "norm:norm:norm:norm"),
+        ("norm:norm:norm", [(4, 3, 4)], None, "norm:norm:norm:norm"),  # two had been joined by a third
+        ("2,norm", [(2, 2, 2), (4, 3, 4)], None, "2:2:2:2,norm:norm:norm:norm"),
+        ("2,norm", [(2, 2, 2), (4, 3, 4)], "5,norm", "2:2:2:5,norm:norm:norm:norm"),
+        ("2:norm:3", [(2, 3, 3)], "1", "2:norm:3:1"),
+        (["norm", 1], [(4, 3, 4), (1, 1, 1)], None, "norm:norm:norm:norm,1:1:1:1"),
         ("blocks", [(1, 1, 1), (2, 2, 2)], None, "1:1:1:1,2:2:2:2"),
         ("blocks", [(1, 1, 1), (2, 2, 2)], ["norm", 1], "1:1:1:norm,2:2:2:1"),
         ("1:2:2", [(1, 2, 2)], None, None),
@@ -95,7 +98,7 @@ def test_sites_of_the_members_with_those_of_a_newcomer(
     monkeypatch: pytest.MonkeyPatch, stored: str, members: list[tuple[int, ...]], wanted: Any, found: str | None
 ) -> None:
     monkeypatch.setattr(fit_universe, "sites_of", lambda bank: members)
-    bank: Any = SimpleNamespace(data_config={"sites": stored})
+    bank: Any = SimpleNamespace(data_config={"sites": stored, "models": ["a", "b", "c"]})
     if found is not None:
         assert fit_universe._sites_of_all(wanted or stored, bank) == found
         return
@@ -103,9 +106,21 @@ def test_sites_of_the_members_with_those_of_a_newcomer(
         fit_universe._sites_of_all(wanted or stored, bank)
 
 
+def test_what_to_write_for_a_newcomer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_universe, "sites_of", lambda bank: [(1, 2, 1), (3, 6, 3), (4, 9, 4)])
+    bank: Any = SimpleNamespace(data_config={"sites": "1:2:1,3:6:3,norm:9:norm", "models": ["a", "b", "c"]})
+    said = (
+        r"but got blocks\. Write `--data\.sites 1,3,norm` for those of a and c; `--data\.sites 2,6,9` for those of b;"
+    )
+    with pytest.raises(UserError, match=said):
+        fit_universe._sites_of_all("blocks", bank)
+    for own, expected in (("1,3,norm", "1:2:1:1,3:6:3:3,norm:9:norm:norm"), ("2,6,9", "1:2:1:2,3:6:3:6,norm:9:norm:9")):
+        assert fit_universe._sites_of_all(own, bank) == expected
+
+
 @pytest.mark.slow
 def test_a_newcomer_joins_after_its_final_norm(tmp_path: Path, world: World) -> None:
-    depths = [3, 2, 3, 5]
+    depths = [3, 2, 3, 5, 4]
     names = [str(tiny_folder(tmp_path / f"m{k}", "gpt2", seed=k, layers=depth, task="causal"))
              for k, depth in enumerate(depths)]  # fmt: skip
     text = ["--data.text.source", str(world.fit), "--data.text.held_out", str(world.test), "--data.max_length", "64"]
@@ -114,7 +129,10 @@ def test_a_newcomer_joins_after_its_final_norm(tmp_path: Path, world: World) -> 
     three = tmp_path / "three" / "universe.safetensors"
     assert sites_of(load_universe(three)) == [(4, 3, 4)]
     train([*joining(three, names[3]), "--run", str(tmp_path / "four"), *QUICK])
-    assert sites_of(load_universe(tmp_path / "four" / "universe.safetensors")) == [(4, 3, 4, 6)]
+    four = tmp_path / "four" / "universe.safetensors"
+    assert sites_of(load_universe(four)) == [(4, 3, 4, 6)]
+    train([*joining(four, names[4]), "--run", str(tmp_path / "five"), *QUICK])  # the default is right again
+    assert sites_of(load_universe(tmp_path / "five" / "universe.safetensors")) == [(4, 3, 4, 6, 5)]
 
 
 @pytest.mark.slow
