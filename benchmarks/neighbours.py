@@ -3,6 +3,9 @@
 Each of `--rows` rows has a partner with noise in another space of the same width. Seconds are those of the process
 (`CPU seconds`), which other work on the machine does not lengthen, and those of the clock. Memory is the most that the
 process held beyond what it had before.
+
+With `--compared` it is what `compare_arrays` takes for each default measure: the value, 99 permutations, and the
+interval from leaving out a tenth of the rows in turn.
 """
 
 import argparse
@@ -20,6 +23,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # runs from a bare checkout
 
+from aligners.api.compare_arrays import compare_arrays
 from aligners.similarity.functional.neighbours import (
     jaccard,
     local_cka,
@@ -30,6 +34,7 @@ from aligners.similarity.functional.neighbours import (
 from benchmarks.harness import Figures, parser
 
 FORMULAS = {"mutual_knn": mutual, "jaccard_knn": jaccard, "cknna": local_cka}
+COMPARED = ("unbiased_cka", "mutual_knn")
 
 
 def arguments() -> argparse.Namespace:
@@ -37,6 +42,7 @@ def arguments() -> argparse.Namespace:
     given = parser(__doc__)
     given.add_argument("--rows", type=int, default=100_000)
     given.add_argument("--width", type=int, default=64)
+    given.add_argument("--compared", action="store_true", help="time `compare_arrays`")
     return given.parse_args()
 
 
@@ -64,6 +70,28 @@ def timed(figures: Figures, name: str) -> Iterator[None]:
     figures.add(f"{name}, seconds", time.perf_counter() - clock)
 
 
+def measure(figures: Figures, x: Tensor, y: Tensor) -> None:
+    """The neighbours of both sides, and the measures made of them."""
+    with timed(figures, "neighbours of X"):
+        of_x = neighbours_of(x, "x")
+    with timed(figures, "neighbours of Y"):
+        of_y = neighbours_of(y, "y")
+    for name, formula in FORMULAS.items():
+        with timed(figures, name):
+            value = of_pairs(of_x, of_y, formula)
+        figures.add(f"{name}, value", float(value))
+
+
+def compare(figures: Figures, x: Tensor, y: Tensor) -> None:
+    """The default measures of `compare_arrays`, one by one."""
+    for name in COMPARED:
+        with timed(figures, name):
+            found = compare_arrays(x, y, name)
+        (row,) = found.rows()
+        for column in ("value", "low", "high", "p"):
+            figures.add(f"{name}, {column}", row[column])
+
+
 def main() -> None:
     """Measure them once: each is long enough for its seconds to be steady."""
     options = arguments()
@@ -75,14 +103,10 @@ def main() -> None:
     x = x.to(options.device)
     y = y.to(options.device)
     before = most_held()
-    with timed(figures, "neighbours of X"):
-        of_x = neighbours_of(x, "x")
-    with timed(figures, "neighbours of Y"):
-        of_y = neighbours_of(y, "y")
-    for name, formula in FORMULAS.items():
-        with timed(figures, name):
-            value = of_pairs(of_x, of_y, formula)
-        figures.add(f"{name}, value", float(value))
+    if options.compared:
+        compare(figures, x[0], y[0])
+    else:
+        measure(figures, x, y)
     figures.add("most memory, MiB", most_held() - before)
     figures.write(options.json)
 

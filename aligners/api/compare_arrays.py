@@ -30,7 +30,11 @@ from aligners.similarity.functional.cka import (
     unbiased_hsic,
     unbiased_hsic_from_sums,
 )
-from aligners.similarity.functional.neighbours import Neighbours, neighbours_of
+from aligners.similarity.functional.neighbours import (
+    Neighbours,
+    neighbours_of,
+    neighbours_of_rests,
+)
 from aligners.similarity.functional.predictivity import all_but_one
 from aligners.similarity.text_orders import AS_PAIRED, permuted_rows
 
@@ -533,6 +537,7 @@ def _left_out(
     rest: list[GridSums] = []
     if any(measure.family == "moments" for measure in measures):
         rest = all_but_one([_sums(sample) for sample in samples])
+    near = _NearOfRests(samples)
     found: dict[str, list[Tensor]] = {measure.name: [] for measure in measures}
     for place in range(len(samples)):
         content: dict[str, Any] = {}
@@ -540,7 +545,9 @@ def _left_out(
             if measure.name not in found:
                 continue
             if measure.family not in content:
-                content[measure.family] = _joined(measure.family, place, samples, rest)
+                content[measure.family] = _joined(
+                    measure.family, place, samples, rest, near
+                )
             try:
                 value = measure.compute(content[measure.family])
             except ValueError as error:
@@ -557,8 +564,54 @@ def _sums(sample: Sample) -> GridSums:
     return sums.add_(sample.x, sample.y)
 
 
+class _NearOfRests:
+    """The neighbours of all samples but one, for each, found for all of them at the first call.
+
+    Args:
+        samples: consecutive rows of one site of X and one of Y.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+
+    def of(self, place: int) -> tuple[list[Neighbours], list[Neighbours]]:
+        """As `Sample.near`, without the sample at `place`."""
+        of_x, of_y = self._found
+        return [of_x[place]], [of_y[place]]
+
+    @cached_property
+    def _found(self) -> tuple[list[Neighbours], list[Neighbours]]:
+        every = reduce(add, self._samples)
+        sizes = [len(sample.text) for sample in self._samples]
+        of_x = neighbours_of_rests(every.x[0], "x", sizes, groups=every.text)
+        of_y = neighbours_of_rests(every.y[0], "y", sizes, groups=every.text)
+        return of_x, of_y
+
+
+class _Remaining:
+    """A sample of rows without one part."""
+
+    def __init__(self, sample: Sample, place: int, found: _NearOfRests) -> None:
+        self.x, self.y, self.text = sample
+        self._sample = sample
+        self._place = place
+        self._found = found
+
+    def near(self) -> tuple[list[Neighbours], list[Neighbours]]:
+        """As `Sample.near`."""
+        return self._found.of(self._place)
+
+    def of_pairs(self, made_of: MadeOf) -> Tensor:
+        """As `Sample.of_pairs`."""
+        return self._sample.of_pairs(made_of)
+
+
 def _joined(
-    family: str, place: int, samples: Sequence[Sample], rest: Sequence[GridSums]
+    family: str,
+    place: int,
+    samples: Sequence[Sample],
+    rest: Sequence[GridSums],
+    near: _NearOfRests,
 ) -> Any:
     """What measures of a family are computed from, of all samples but the one at `place`."""
     if family == "moments":
@@ -566,4 +619,4 @@ def _joined(
     sample = reduce(add, [*samples[:place], *samples[place + 1 :]])
     if family == "batches":
         return unbiased_hsic(sample.x, sample.y)
-    return sample
+    return _Remaining(sample, place, near)

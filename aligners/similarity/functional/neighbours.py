@@ -9,7 +9,7 @@ themselves have 1, and rows that nothing tells apart have what chance gives.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ AT_ONCE = 2**22  # cosines that are held at a time
 # cosines that differ by less than this share of the spread of the rows' directions are equal
 TIE = 1e-9
 _CONSTANT = 1e-26  # a spread that is rounding
+COARSE = 1e-3  # of some rows beside all: too small a spread for the directions less the mean of all
+_Found = tuple[Tensor, Tensor, Tensor]  # place, weight and cosine of `Neighbours`
 
 
 class Neighbours(NamedTuple):
@@ -65,6 +67,51 @@ class Neighbours(NamedTuple):
         for start in range(0, n, step):
             block = _Block.of(directions, start, step, groups)
             blocks.append(block.nearest(k))
+        return cls._of_blocks(n, k, blocks)
+
+    @classmethod
+    def of_rests(
+        cls, rows: Tensor, k: int, parts: Sequence[slice], groups: Tensor | None = None
+    ) -> list[Self]:
+        """Find those among the rows without each part in turn. The cosines are computed once for all parts.
+
+        Args:
+            rows: (N, d), none of them zero.
+            k: neighbours of a row.
+            parts: one after the other, all rows together.
+            groups: as in `of`.
+
+        Returns:
+            What `of` finds among the rows outside of each part.
+
+        Raises:
+            ValueError: some row has fewer than k others outside of a part.
+        """
+        if groups is not None:
+            groups = groups.to(rows.device)
+        directions = _Directions.of(rows)
+        rests = [_Rest.of(directions, part) for part in parts]
+        for rest in rests:
+            _check_k(k, rest.n, rest.outside(groups))
+        step = max(AT_ONCE // len(rows), 1)
+        for own in parts:
+            for start in range(own.start, own.stop, step):
+                count = min(step, own.stop - start)
+                block = _Block.of(directions, start, count, groups)
+                for rest in rests:
+                    if rest.part != own:
+                        rest.add(block, k)
+        found = []
+        for rest in rests:
+            near = cls._of_blocks(rest.n, k, rest.blocks)
+            if rest.nearly_equal:
+                near = cls.of(rest.outside(rows), k, rest.outside(groups))
+            found.append(near)
+        return found
+
+    @classmethod
+    def _of_blocks(cls, n: int, k: int, blocks: Sequence["_Found"]) -> Self:
+        """Put the neighbours of blocks of rows together."""
         places, weights, cosines = zip(*blocks, strict=True)
         place = torch.cat(places)
         weight = torch.cat(weights)
@@ -144,7 +191,7 @@ class _Block(NamedTuple):
             nearness.masked_fill_(own, -torch.inf)
         return cls(start, squares[some], nearness, tie)
 
-    def nearest(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def nearest(self, k: int) -> "_Found":
         """Places, weights and cosines of the neighbours of the rows, (E,) each."""
         last, row, other = self._candidates(k)
         near = self.nearness[row, other]
@@ -174,6 +221,59 @@ class _Block(NamedTuple):
         there = ordered < n
         row, _ = there.nonzero(as_tuple=True)
         return last, row, ordered[there]
+
+
+class _Rest:
+    """The rows outside of a part.
+
+    Args:
+        part: the rows that are left out.
+        n: number of those outside.
+        tie: as of `_Directions`, of the rows outside.
+        nearly_equal: the directions of these are so near to each other that those of all rows are too coarse.
+
+    Attributes:
+        blocks: what `add` found of each block.
+    """
+
+    def __init__(self, part: slice, n: int, tie: float, *, nearly_equal: bool) -> None:
+        self.part = part
+        self.n = n
+        self.tie = tie
+        self.nearly_equal = nearly_equal
+        self.blocks: list[_Found] = []
+
+    @classmethod
+    def of(cls, directions: _Directions, part: slice) -> Self:
+        """Find out how far apart the directions of the rows outside are."""
+        n = len(directions.rows) - (part.stop - part.start)
+        total = directions.rows.sum(0) - directions.rows[part].sum(0)
+        squares = directions.squares.sum() - directions.squares[part].sum()
+        mean = total / n
+        spread = float(squares / n - mean @ mean)
+        tie = TIE * spread
+        return cls(part, n, tie, nearly_equal=tie < COARSE * directions.tie)
+
+    def outside(self, values: Any) -> Any:
+        """The values (N, ...) of the rows outside; None of None."""
+        if values is None:
+            return None
+        return torch.cat([values[: self.part.start], values[self.part.stop :]])
+
+    def add(self, block: _Block, k: int) -> None:
+        """Find the neighbours, outside, of the rows of a block outside; places count the rows outside alone."""
+        inside = block.nearness[:, self.part]
+        kept = inside.clone()
+        inside.fill_(-torch.inf)
+        place, weight, cosine = block._replace(tie=self.tie).nearest(k)
+        inside.copy_(kept)
+        every = block.nearness.shape[1]
+        left_out = every - self.n
+        row = place // every
+        other = place % every
+        row = row - left_out * (row >= self.part.stop)
+        other = other - left_out * (other >= self.part.stop)
+        self.blocks.append((row * self.n + other, weight, cosine))
 
 
 def _check_k(k: int, n: int, groups: Tensor | None) -> None:
@@ -319,6 +419,38 @@ def neighbours_of(
         near = Neighbours.of(layer, k, groups)
         found.append(near)
     return found
+
+
+def neighbours_of_rests(
+    rows: Tensor,
+    name: str,
+    sizes: Sequence[int],
+    k: int = K,
+    groups: Tensor | None = None,
+) -> list[Neighbours]:
+    """Find the neighbours of one layer's rows without each part in turn, as `neighbours_of` would.
+
+    Args:
+        rows: (N, d).
+        name: of the side.
+        sizes: of the parts, which are consecutive rows.
+        k: neighbours of a row.
+        groups: as in `mutual_knn`.
+
+    Raises:
+        ValueError: as `mutual_knn`, of the rows outside of a part.
+    """
+    check_lengths(name, rows[None])
+    parts = []
+    start = 0
+    for size in sizes:
+        part = slice(start, start + size)
+        outside = torch.cat([rows[: part.start], rows[part.stop :]])[None]
+        pairs.check_enough(outside, outside, LEAST_ROWS, "A measure of neighbours")
+        _check_directions(name, outside)
+        parts.append(part)
+        start += size
+    return Neighbours.of_rests(rows, k, parts, groups)
 
 
 def of_pairs(

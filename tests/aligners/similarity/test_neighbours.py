@@ -30,6 +30,48 @@ def test_they_are_what_the_definitions_say(name: str, case: str, grouped: bool) 
     torch.testing.assert_close(MEASURES[name](x, y, 4, groups), expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("case", [*TEN, "one part far from rows of nearly one direction"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_those_without_each_part_in_turn_are_those_of_the_other_rows(
+    monkeypatch: pytest.MonkeyPatch, case: str, grouped: bool
+) -> None:
+    if case in TEN:
+        rows = data_set(case)[0][0]
+    else:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.ones(60, 5) + 1e-6 * torch.randn(60, 5, generator=generator, dtype=torch.float64)
+        rows[50:] = -torch.randn(10, 5, generator=generator).double()
+    n, k = len(rows), 3
+    groups = torch.arange(n) // 2 if grouped else None
+    sizes = [n // 4, n // 3, 2, n - n // 4 - n // 3 - 2]
+    sizes = [*sizes[:3], sizes[3] // 2 * 2, sizes[3] % 2]
+    sizes = [size for size in sizes if size]
+    if case not in TEN:
+        sizes = [20, 30, 10]
+    for at_once in (neighbours.AT_ONCE, 7 * n):
+        monkeypatch.setattr(neighbours, "AT_ONCE", at_once)
+        found = neighbours.neighbours_of_rests(rows, "x", sizes, k, groups)
+        assert len(found) == len(sizes)
+        start = 0
+        for size, near in zip(sizes, found, strict=True):
+            kept = torch.cat([torch.arange(start), torch.arange(start + size, n)])
+            expected = Neighbours.of(rows[kept], k, None if groups is None else groups[kept])
+            assert (near.n, near.k) == (expected.n, expected.k)
+            assert torch.equal(near.place, expected.place)
+            torch.testing.assert_close(near.weight, expected.weight, rtol=0, atol=1e-12)
+            torch.testing.assert_close(near.cosine, expected.cosine, rtol=0, atol=1e-12)
+            start += size
+
+
+def test_too_few_rows_outside_of_a_part_are_refused() -> None:
+    x, _ = paired(12)
+    with pytest.raises(ValueError, match=r"`k` of at most 6, as .* among 7 rows, but got 7"):
+        neighbours.neighbours_of_rests(x[0], "x", [5, 7], 7)
+    same = torch.cat([x[0][:6], torch.ones(6, 6)])
+    with pytest.raises(ValueError, match="has rows of one direction"):
+        neighbours.neighbours_of_rests(same, "y", [6, 6], 2)
+
+
 def test_without_ties_neighbours_are_those_of_the_released_code() -> None:
     x, _ = paired(80)
     rows = x[0] / x[0].norm(dim=1, keepdim=True)
