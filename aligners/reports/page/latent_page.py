@@ -67,6 +67,7 @@ class WriteLatentPage(pl.Callback):
             sorted(report.rows, key=_importance),
             found.texts,
             found.stream.reader.sites,
+            report.note,
         )
         tell(f"Latents to look through: {self.folder / PAGE}")
 
@@ -85,6 +86,7 @@ def write_latent_page(
     rows: Sequence[Row],
     texts: LatentTexts,
     sites: Sequence[tuple[int, int]],
+    note: str = "",
 ) -> Path:
     """Write the page beside a run's report.
 
@@ -97,6 +99,7 @@ def write_latent_page(
             `verdict`, and what there is of `COLUMNS`. The first 12,000 are shown.
         texts: what all latents fire on.
         sites: site pairs in the order of the dictionaries.
+        note: what the columns are.
 
     Returns:
         The page.
@@ -117,6 +120,7 @@ def write_latent_page(
         "latents.html.j2",
         title=title,
         lead=lead,
+        note=note,
         about=f"{held}, {size:.1f} MB of data.",
         data=Markup(data),
         models=models_of(meta),

@@ -28,7 +28,8 @@ class Verdicts(NamedTuple):
         rank_shared: (S, m) share of the latents of the worst permuted control that look as shared; NaN without.
         false_own: how many own latents of these the same rule finds where there is none, from the worst same-model
             control, scaled to the number of live latents here; NaN without.
-        error_rate: `false_own` as a share of the own latents that are found, at most 1; NaN without.
+        error_rate: `false_own` as a share of the own latents that are found, at most 1; NaN without, and where none is
+            found.
     """
 
     verdict: Tensor
@@ -107,7 +108,9 @@ def verdicts(
     verdict[~alive] = DEAD
     false_own = _false_own(same, limits, rate, rank, int(alive.sum()))
     found = int((own & alive).sum())
-    error_rate = min(1.0, false_own / max(found, 1)) if same else torch.nan
+    error_rate = torch.nan
+    if same and found:
+        error_rate = min(1.0, false_own / found)
     return Verdicts(
         verdict, p_own, p_shared, rank_own, rank_shared, false_own, error_rate
     )

@@ -96,18 +96,21 @@ def lead(meta: Row, sites: Sequence[Row], words: dict[str, str]) -> str:
     counts = f"{total['shared']:,} are shared, {total['x']:,} are {words['x']}, {total['y']:,} {words['y']}"
     found = (
         f"Of {total['live']:,} latents that fire on {sites[0]['n_texts']:,} held-out texts, at {places}, {counts} and "
-        f"{total['undecided']:,} undecided{_errors(meta)}."
+        f"{total['undecided']:,} undecided{_errors(meta, total['x'] + total['y'])}."
     )
     return f"{found} {_by_norms(sites)} {_unknown(sites)}"
 
 
-def _errors(meta: Row) -> str:
-    """Say how many own latents nothing makes, or that it is not known."""
+def _errors(meta: Row, own: int) -> str:
+    """Say how many own latents nothing makes, and what share that is of those found; or that it is not known."""
     if meta.get("false_own") is None:
         return "; how many own ones nothing makes is not known without a same-model control (`--same`)"
     false = plain_number(meta["false_own"], 2)
+    said = f"; by the controls the same rule makes about {false} own ones of nothing"
+    if not own:
+        return said
     share = percentage(meta["error_rate"])
-    return f"; by the controls the same rule makes about {false} own ones of nothing, a share of {share}"
+    return f"{said}, a share of {share}"
 
 
 def _by_norms(sites: Sequence[Row]) -> str:
@@ -142,7 +145,7 @@ def _further(meta: Row, sites: Sequence[Row], words: dict[str, str]) -> list[str
     latents = sum(row["latents"] for row in sites)
     if dead:
         said.append(
-            f"{dead:,} of {latents:,} latents ({percentage(dead / latents)}) never fired."
+            f"{dead:,} of {latents:,} latents ({percentage(dead / latents)}) never fired on these texts."
         )
     for name in ("x", "y"):
         most = max(sites, key=itemgetter(name))

@@ -10,7 +10,7 @@ from aligners.reports.names import (
     site_name,
     with_interval,
 )
-from aligners.reports.report import Row, number, where
+from aligners.reports.report import Row, is_known, number, where
 from aligners.reports.screen import SiteTable
 
 SHOWN = 20  # latents in the table
@@ -134,13 +134,13 @@ def _alike(rows: Sequence[Row]) -> str:
             nulls = [number(row["correlation_null"]) for row in known]
             null = plain_number(median(nulls), 2)
             parts.append(
-                f"of {len(known)} {name} ones {plain_number(middle, 2)} (another direction in the same places: {null})"
+                f"{plain_number(middle, 2)} for {len(known)} {name} ones (another direction in the same places: {null})"
             )
     if not parts:
         return ""
     return (
-        "Where a latent is taken out of both models' states, their answers shift with a median correlation, "
-        f"{', '.join(parts)}."
+        "Where a latent is taken out of both models' states, their answers shift with a median correlation of "
+        f"{' and of '.join(parts)}."
     )
 
 
@@ -167,7 +167,10 @@ def effect_tables(
         "correlation",
         "null",
     ]
-    each = SiteTable("Latents by what they recover", ["site"], headings, {})
+    title = "Latents by what they recover"
+    if not is_known(measured, "recovered"):
+        title = "Latents by how alike both models' answers shift without them"
+    each = SiteTable(title, ["site"], headings, {})
     for row in measured[:SHOWN]:
         shares = [_percent(row["recovered"]), _percent(row["attributed"])]
         shares.append(aligned(row.get("attributed_by_row"), 2))

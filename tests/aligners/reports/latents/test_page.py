@@ -87,7 +87,7 @@ class Scripts(HTMLParser):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
-    path = write_latent_page(folder, "Latents of <b>", "Found </script>.", META, rows_of(), texts_of(), SITES)
+    path = write_latent_page(folder, "Latents of <b>", "Found </script>.", META, rows_of(), texts_of(), SITES, "ν < 1.")
     assert path == folder / "latents.html"
     return path.read_text(encoding="utf-8")
 
@@ -101,6 +101,7 @@ def test_texts_are_never_html(page: str) -> None:
     assert "alert(1)" not in page.replace(scripts.found[1], "")
     assert "Latents of <b>" in scripts.text
     assert "Found </script>." in scripts.text
+    assert "ν < 1." in scripts.text
     assert "innerHTML" not in page
     assert "http" not in page  # works offline
 
@@ -109,7 +110,7 @@ def test_data_are_what_was_found(page: str) -> None:
     data = json.loads(Scripts(page).found[1])
     codes, text, place, number = codes_of()
     assert data["sites"] == ["1", "2→3"]
-    assert data["columns"] == ["recovered", "fired", "norm"]  # nothing has a correlation
+    assert data["columns"] == ["recovered", "fired", "share of Y in the norms"]  # nothing has a correlation
     assert len(data["latents"]) == len(SITES) * LATENTS
     for row, (site, latent, verdict, numbers, tokens, contexts) in zip(rows_of(), data["latents"], strict=True):
         assert SITES[site] == (row["site_x"], row["site_y"])
