@@ -97,27 +97,32 @@ class LatentContexts(DoubleMetric):
         row = entries.row[may]
         latent = entries.latent[may]
         code = entries.value[may]
-        candidates = _Candidates(latent, code, text[row], place[row])
+        texts = text[row]
+        places = place[row]
+        candidates = _Candidates(latent, code, texts, places)
         count = self.best.shape[2]
         kept, _ = candidates.largest(count)
         if not len(kept):
             return
         row = row[kept]
         latent = latent[kept]
-        about = torch.stack([text[row], place[row]], 1)
         window = _windows(codes, text, place, row, latent)
-        records = torch.cat([about.to(window), window], 1)
+        about = torch.stack([texts[kept], places[kept]], 1)
+        about = about.to(window)
+        records = torch.cat([about, window], 1)
         self._add(site, latent, records)
 
     def _add(self, site: int, latent: Tensor, new: Tensor) -> None:
         """Keep the largest of new records (E, ...) and of those that their latents have."""
         touched, number = latent.unique(return_inverse=True)
         old = self.best[site, touched]
+        shape = old.shape
         numbers = torch.arange(len(touched), device=latent.device)
-        of_old = numbers.repeat_interleave(old.shape[1])
+        of_old = numbers.repeat_interleave(shape[1])
         owner = torch.cat([of_old, number])
-        records = torch.cat([old.flatten(0, 1), new])
-        table = _table(owner, records, old.shape)
+        old = old.flatten(0, 1)
+        records = torch.cat([old, new])
+        table = _table(owner, records, shape)
         self.best[site, touched] = table
 
     def compute(self) -> Contexts:
@@ -135,12 +140,14 @@ def merged(each: Tensor) -> Tensor:
     """Merge what R ranks have kept, (R, S, m, n, ...), by the rule of one: (S, m, n, ...)."""
     ranks, sites, latents, count, _ = each.shape
     numbers = torch.arange(latents, device=each.device)
-    owner = numbers.repeat_interleave(count).repeat(ranks)
+    of_rank = numbers.repeat_interleave(count)
+    owner = of_rank.repeat(ranks)
     best = []
     for site in range(sites):
         at_site = each[:, site]
+        shape = at_site.shape[1:]
         records = at_site.flatten(0, 2)
-        table = _table(owner, records, at_site.shape[1:])
+        table = _table(owner, records, shape)
         best.append(table)
     return torch.stack(best)
 
@@ -174,7 +181,9 @@ class _Candidates(NamedTuple):
         order = sorted_by(latent, text, -code, place)
         first = first_of_runs(latent[order], text[order])
         one = order[first]
-        by_code = sorted_by(latent[one], -code[one], text[one])
+        owner = latent[one]
+        largest = -code[one]
+        by_code = sorted_by(owner, largest, text[one])
         order = one[by_code]
         rank = ranks_within(latent[order])
         kept = rank < count
@@ -186,12 +195,16 @@ def _windows(
 ) -> Tensor:
     """Return the codes of some latents around some rows, (E,) each, 0 where there is no row: (E, W) float32."""
     span = int(place.max()) + WINDOW
-    key = text * span + place + AROUND
+    start = text * span
+    key = start + place + AROUND
     ordered, order = key.sort()
-    off = torch.arange(WINDOW, device=key.device) - AROUND
+    off = torch.arange(WINDOW, device=key.device)
+    off = off - AROUND
     wanted = key[row, None] + off
     at = torch.searchsorted(ordered, wanted)
-    at = at.clamp(max=len(key) - 1)
-    found = codes[order[at], latent[:, None]]
+    last = len(key) - 1
+    at = at.clamp(max=last)
+    rows = order[at]
+    found = codes[rows, latent[:, None]]
     there = ordered[at] == wanted
     return found.float() * there

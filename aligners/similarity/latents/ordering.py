@@ -6,9 +6,11 @@ from torch import Tensor
 
 def sorted_by(*keys: Tensor) -> Tensor:
     """Return the order of entries by keys (E,) each, the first one first; entries equal in all stay in order."""
-    order = torch.arange(len(keys[0]), device=keys[0].device)
+    first = keys[0]
+    order = torch.arange(len(first), device=first.device)
     for key in reversed(keys):
-        moved = key[order].argsort(stable=True)
+        ordered = key[order]
+        moved = ordered.argsort(stable=True)
         order = order[moved]
     return order
 
@@ -18,13 +20,16 @@ def first_of_runs(*keys: Tensor) -> Tensor:
     first = torch.ones_like(keys[0], dtype=torch.bool)
     first[1:] = False
     for key in keys:
-        first[1:] |= key[1:] != key[:-1]
+        before = key[:-1]
+        first[1:] |= key[1:] != before
     return first
 
 
 def ranks_within(owner: Tensor) -> Tensor:
     """Number the entries of each owner 0, 1, ...: owner (E,), of which equal ones are neighbours."""
-    counts = owner.unique_consecutive(return_counts=True)[1]
-    starts = counts.cumsum(0) - counts
-    places = torch.arange(len(owner), device=owner.device)
-    return places - starts.repeat_interleave(counts)
+    _, counts = owner.unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0)
+    starts = ends - counts
+    numbers = torch.arange(len(owner), device=owner.device)
+    start = starts.repeat_interleave(counts)
+    return numbers - start

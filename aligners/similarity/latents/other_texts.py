@@ -11,8 +11,10 @@ _SEED = 0x1A7E27  # of the order of texts
 
 def drawn_order(texts: Tensor) -> Tensor:
     """Put texts (T,) into an order that their numbers alone decide, so that no two neighbours belong together."""
-    keys = row_keys(_SEED, texts, torch.zeros_like(texts))
-    return texts[keys.argsort(stable=True)]
+    places = torch.zeros_like(texts)
+    keys = row_keys(_SEED, texts, places)
+    order = keys.argsort(stable=True)
+    return texts[order]
 
 
 def groups_of(place: Tensor) -> list[Tensor]:
@@ -24,11 +26,15 @@ def groups_of(place: Tensor) -> list[Tensor]:
     """
     if not len(place):
         return []
-    last = max(int(place[-1] + 1) // GROUP - 1, 0)
-    group = (place // GROUP).clamp(max=last)
-    sizes = group.unique_consecutive(return_counts=True)[1]
+    texts = int(place[-1]) + 1
+    groups = max(texts // GROUP, 1)
+    group = place // GROUP
+    group = group.clamp(max=groups - 1)
+    _, counts = group.unique_consecutive(return_counts=True)
+    sizes = counts.tolist()
     rows = torch.arange(len(place), device=place.device)
-    return list(rows.split(sizes.tolist()))
+    parts = rows.split(sizes)
+    return list(parts)
 
 
 def other_rows(text: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,10 +51,14 @@ def other_rows(text: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Numbers of the rows whose codes count and of those that they meet, each (M,), M <= N; none of one text alone.
     """
-    lengths = text.unique_consecutive(return_counts=True)[1]
-    starts = lengths.cumsum(0) - lengths
-    shortest = int(lengths.amin()) if len(lengths) > 1 else 0
-    row = torch.arange(shortest, device=text.device)
-    rows = starts[:, None] + row
-    partners = starts.roll(-1)[:, None] + row
+    _, lengths = text.unique_consecutive(return_counts=True)
+    ends = lengths.cumsum(0)
+    starts = ends - lengths
+    shortest = 0
+    if len(lengths) > 1:
+        shortest = int(lengths.amin())
+    place = torch.arange(shortest, device=text.device)
+    next_starts = starts.roll(-1)
+    rows = starts[:, None] + place
+    partners = next_starts[:, None] + place
     return rows.flatten(), partners.flatten()

@@ -10,6 +10,7 @@ from aligners.similarity.latents.unit_sums import Parts
 
 LATENTS = 1024  # resampled at a time
 LEAST_UNITS = 5  # in which a latent fires, for a test
+Limits = tuple[float, float]  # of ν^ε and ν^r
 
 
 class Ratios(NamedTuple):
@@ -57,17 +58,18 @@ def ratios_with_intervals(parts: Parts, counts: Tensor, level: float = 0.95) -> 
     ends = counts.new_tensor([tail, 1 - tail])
     own = parts.own.flatten(2)
     other = parts.other.flatten(2)
-    blocks = zip(own.split(LATENTS, 2), other.split(LATENTS, 2), strict=True)
+    own_blocks = own.split(LATENTS, 2)
+    other_blocks = other.split(LATENTS, 2)
     found = []
-    for some_own, some_other in blocks:
+    for some_own, some_other in zip(own_blocks, other_blocks, strict=True):
         drawn_own = counts @ some_own
         drawn_other = counts @ some_other
         drawn = _ratio(drawn_own, drawn_other, parts.squared)
         found.append(_with_ends(drawn, ends))
-    all_found = torch.cat(found, 2)
+    joined = torch.cat(found, 2)
     kinds, _, *shape = parts.own.shape
-    ratio, low, high = all_found.view(3, kinds, *shape)
-    return Ratios(ratio, low, high)
+    joined = joined.view(3, kinds, *shape)
+    return Ratios(*joined)
 
 
 def _with_ends(drawn: Tensor, ends: Tensor) -> Tensor:
@@ -80,8 +82,9 @@ def _with_ends(drawn: Tensor, ends: Tensor) -> Tensor:
     finite = resampled.isfinite()
     below = resampled.where(finite, -torch.inf)
     above = resampled.where(finite, torch.inf)
-    low = below.quantile(ends[0], dim=1, interpolation="lower")
-    high = above.quantile(ends[1], dim=1, interpolation="higher")
+    first, last = ends
+    low = below.quantile(first, dim=1, interpolation="lower")
+    high = above.quantile(last, dim=1, interpolation="higher")
     known = ratio.isfinite()
     low = low.where(known, torch.nan)
     high = high.where(known, torch.nan)
@@ -94,11 +97,12 @@ def _ratio(own: Tensor, other: Tensor, squared: bool) -> Tensor:
     ratio = other / above_0
     if not squared:
         return ratio
+    sign = ratio.sign()
     length = ratio.abs().sqrt()
-    return ratio.sign() * length
+    return sign * length
 
 
-def p_below(parts: Parts, limits: tuple[float, float]) -> Tensor:
+def p_below(parts: Parts, limits: Limits) -> Tensor:
     """One-sided p of ν ≥ limit against ν < limit, (2, S, m), over units of text.
 
     The ratio itself is skewed where its denominator varies; other − limit · own is a mean over units and has the same
@@ -112,29 +116,38 @@ def p_below(parts: Parts, limits: tuple[float, float]) -> Tensor:
     return _p(parts, limits, 1)
 
 
-def p_above(parts: Parts, limits: tuple[float, float]) -> Tensor:
+def p_above(parts: Parts, limits: Limits) -> Tensor:
     """One-sided p of ν ≤ limit against ν > limit, (2, S, m); see `p_below`."""
     return _p(parts, limits, -1)
 
 
-def _p(parts: Parts, limits: tuple[float, float], sign: int) -> Tensor:
+def _p(parts: Parts, limits: Limits, sign: int) -> Tensor:
     from scipy.stats import t as student
 
     limit = parts.own.new_tensor(limits)
     limit = limit[:, None, None, None]
     if parts.squared:
         limit = limit.square()
-    excess = parts.other - limit * parts.own
+    allowed = limit * parts.own
+    excess = parts.other - allowed
     total = excess.sum(1)
     units = excess.shape[1]
     spread = excess.var(1) * units
-    statistic = sign * total / spread.sqrt()
-    fires = parts.fired > 0
-    fired_in = fires.sum(0).expand_as(total)
-    freedom = (fired_in - 1).clamp(min=1)
+    error = spread.sqrt()
+    statistic = sign * total / error
     t = statistic.cpu().numpy()
-    below = student.cdf(t, freedom.cpu().numpy())
+
+    fires = parts.fired > 0
+    fired_in = fires.sum(0)
+    freedom = (fired_in - 1).clamp(min=1)
+    freedom = freedom.expand_as(total)
+    degrees = freedom.cpu().numpy()
+    below = student.cdf(t, degrees)
     p = torch.from_numpy(below).to(total)
-    owned = parts.own.sum(1) > 0
-    known = owned & (spread > 0) & (fired_in >= LEAST_UNITS)
+
+    own = parts.own.sum(1)
+    owned = own > 0
+    varies = spread > 0
+    enough = fired_in >= LEAST_UNITS
+    known = owned & varies & enough
     return p.where(known, 1.0)

@@ -72,8 +72,9 @@ class LatentTokens(DoubleMetric):
             keys, sums = _summed(key, entries.value)
             self.keys.append(keys)
             self.sums.append(sums)
-        waiting = sum(map(len, self.keys[1:]))
-        if waiting > max(BUFFER, len(self.keys[0])):
+        sizes = list(map(len, self.keys))
+        waiting = sum(sizes[1:])
+        if waiting > max(BUFFER, sizes[0]):
             self._join()
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
@@ -95,28 +96,36 @@ class LatentTokens(DoubleMetric):
         if not len(self.keys):
             nothing = torch.zeros(0, device=self.device)
             return nothing.long(), nothing.double()
-        return _summed(_joined(self.keys), _joined(self.sums))
+        keys = _joined(self.keys)
+        sums = _joined(self.sums)
+        return _summed(keys, sums)
 
     def compute(self) -> TopTokens:
         """Return the tokens with the largest shares."""
         sites, latents, tokens = self.shape
         shape = sites, latents, self.count
         key, total = self._summed()
+        cells = sites * latents
         latent = key // tokens
-        of_latent = total.new_zeros(sites * latents)
+        of_latent = total.new_zeros(cells)
         of_latent.index_add_(0, latent, total)
-        share = total / of_latent[latent]
-        # rounded, or the order of the batches would decide between equal ones
-        order = sorted_by(latent, -share.float(), key)
+        whole = of_latent[latent]
+        share = total / whole
+        # or the order of the batches would decide between equal ones
+        rounded = share.float()
+        order = sorted_by(latent, -rounded, key)
         rank = ranks_within(latent[order])
         kept = rank < self.count
         order = order[kept]
         at = latent[order], rank[kept]
-        found = key.new_full((sites * latents, self.count), -1)
-        found[at] = key[order] % tokens
+        found = key.new_full((cells, self.count), -1)
         shares = total.new_zeros(found.shape)
+        first = key[order]
+        found[at] = first % tokens
         shares[at] = share[order]
-        return TopTokens(found.view(shape), shares.view(shape))
+        found = found.view(shape)
+        shares = shares.view(shape)
+        return TopTokens(found, shares)
 
 
 def _summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
