@@ -57,27 +57,35 @@ def learned(plan: Plan, kind: str, steps: int, seed: int) -> Learned:
     planted = plant(plan, seed)
     x = planted.x.float()
     y = planted.y.float()
+    aligner = trained(kind, x[:, :FITTING], y[:, :FITTING], steps, seed)
+
+    held_out = slice(FITTING, None)
+    x = x[:, held_out]
+    y = y[:, held_out]
+    codes = aligner.codes(x, y)
+    text = planted.text[held_out]
+    found = examine(aligner.paired(), codes, x, y, text, "one")
+    strengths = planted.codes[0, held_out]
+    correlations = _correlations(codes[0].double(), strengths)
+    best = correlations.max(1)
+    owner = planted.owner[best.indices]
+    return Learned(found, owner, best.indices, best.values >= SURE)
+
+
+def trained(kind: str, x: Tensor, y: Tensor, steps: int, seed: int) -> SparseAligner:
+    """Train a crosscoder of one of `KINDS` on states (1, N, WIDTH)."""
     rate, options = KINDS[kind]
     torch.manual_seed(seed)
     aligner = SparseAligner(1, WIDTH, WIDTH, latents=LATENTS, **options)
-    fitting = slice(FITTING)
-    aligner.fit(moments_of(x[:, fitting], y[:, fitting]))
+    aligner.fit(moments_of(x, y))
 
     def adam(parameters: Iterable[Any]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0, fused=True)
 
     module = Alignment(optimizer=adam)
-    module.train_on_rows(aligner, x[:, fitting], y[:, fitting], steps, 512, seed)
+    module.train_on_rows(aligner, x, y, steps, 512, seed)
     aligner.eval().requires_grad_(False)
-    held_out = slice(FITTING, None)
-    x = x[:, held_out]
-    y = y[:, held_out]
-    codes = aligner.codes(x, y)
-    found = examine(aligner.paired(), codes, x, y, planted.text[held_out], "one")
-    correlations = _correlations(codes[0].double(), planted.codes[0, held_out])
-    best = correlations.max(1)
-    owner = planted.owner[best.indices]
-    return Learned(found, owner, best.indices, best.values >= SURE)
+    return aligner
 
 
 def _correlations(a: Tensor, b: Tensor) -> Tensor:
@@ -94,15 +102,17 @@ def counted(kind: str, steps: int, seed: int) -> dict[str, float]:
     control = learned(ONE, kind, steps, seed + 1000).found
     verdict = verdicts(pair.found.parts, [control.parts], [pair.found.permuted]).verdict
     sure = pair.sure
+    both = pair.owner == -1
     by_norm = (pair.found.norm[0] - 0.5).abs() > FAR_NORM - 0.5
-    own = verdict[0] < SHARED
-    right = own & sure & (verdict[0] == pair.owner)
-    shared = (verdict[0] == SHARED) & sure & (pair.owner == -1)
+    by_norm = by_norm & sure
+    own = (verdict[0] < SHARED) & sure
+    right = own & (verdict[0] == pair.owner)
+    shared = (verdict[0] == SHARED) & sure & both
     equal = verdicts(control.parts).counts()
     return {
-        "norm_own": int((by_norm & sure).sum()),
-        "norm_false": int((by_norm & sure & (pair.owner == -1)).sum()),
-        "own": int((own & sure).sum()),
+        "norm_own": int(by_norm.sum()),
+        "norm_false": int((by_norm & both).sum()),
+        "own": int(own.sum()),
         "own_right": int(right.sum()),
         "own_features": len(pair.feature[right].unique()),
         "shared_features": len(pair.feature[shared].unique()),

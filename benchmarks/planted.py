@@ -18,7 +18,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,30 +213,37 @@ def compare(
 def parsed() -> Namespace:
     """The options of this run."""
     arguments = parser(__doc__)
-    arguments.add_argument("--widths", type=int, nargs="*", default=[64, 384])
-    arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
-    arguments.add_argument("--features", type=float, default=4, help="by width")
-    arguments.add_argument(
-        "--expansion", type=float, default=8, help="latents by width"
-    )
-    arguments.add_argument("--present", type=float, default=8, help="features a row")
-    arguments.add_argument("--noise", type=float, default=0.2)
-    arguments.add_argument("--active", type=int, nargs="*", default=[8])
-    arguments.add_argument("--selection", default="batch_topk")
-    arguments.add_argument("--penalties", type=float, nargs="*", default=[None])
-    arguments.add_argument("--rates", type=float, nargs="*", default=[RATE])
-    arguments.add_argument("--steps", type=int, nargs="*", default=[1000])
-    arguments.add_argument("--a_step", type=int, default=512, help="rows a step")
-    arguments.add_argument("--rows", type=int, default=50_000)
-    arguments.add_argument("--held_out", type=int, default=8192, help="rows")
-    arguments.add_argument("--own", type=float, default=0.0)
-    arguments.add_argument("--dead_after", type=int, nargs="*", default=[None])
-    arguments.add_argument("--auxiliary", type=float, nargs="*", default=[1 / 32])
+    several: dict[str, tuple[type, list[Any]]] = {
+        "widths": (int, [64, 384]),
+        "seeds": (int, [0, 1]),
+        "active": (int, [8]),
+        "penalties": (float, [None]),
+        "auxiliary": (float, [1 / 32]),
+        "dead_after": (int, [None]),
+        "rates": (float, [RATE]),
+        "steps": (int, [1000]),
+    }
+    for name, (kind, default) in several.items():
+        arguments.add_argument(f"--{name}", type=kind, nargs="*", default=default)
+    one = {
+        "features": (4.0, "by width"),
+        "expansion": (8.0, "latents by width"),
+        "present": (8.0, "features a row"),
+        "noise": (0.2, "norm of a row's"),
+        "own": (0.0, "share of latents that each model has for itself"),
+        "a_step": (512, "rows a step"),
+        "rows": (50_000, "drawn"),
+        "held_out": (8192, "rows that are not trained on"),
+        "selection": ("batch_topk", "of latents"),
+    }
+    for name, (value, about) in one.items():
+        arguments.add_argument(f"--{name}", type=type(value), default=value, help=about)
     return arguments.parse_args()
 
 
 def choices(options: Namespace) -> Iterator[tuple[str, dict[str, Any], float, int]]:
     """Yield a name, the options of the dictionary, the learning rate and the steps of each run at a width."""
+    selection = options.selection
     for active, penalty, auxiliary, dead_after, rate, steps in product(
         options.active,
         options.penalties,
@@ -245,7 +252,9 @@ def choices(options: Namespace) -> Iterator[tuple[str, dict[str, Any], float, in
         options.rates,
         options.steps,
     ):
-        name = f"k {active}" if options.selection == "batch_topk" else "L1"
+        name = "L1"
+        if selection == "batch_topk":
+            name = f"k {active}"
         if penalty is not None:
             name += f", penalty {penalty:g}"
         if dead_after is not None:
@@ -254,7 +263,7 @@ def choices(options: Namespace) -> Iterator[tuple[str, dict[str, Any], float, in
         name += f", {steps * options.a_step:,} rows seen"
         dictionary = {
             "active": active,
-            "selection": options.selection,
+            "selection": selection,
             "penalty": penalty,
             "own": options.own,
             "auxiliary": auxiliary,
@@ -278,9 +287,8 @@ def main() -> None:
             aligner = SparseAligner(1, width, width, latents=latents, **dictionary)
             seconds = train(aligner, features, options, rate, steps, seed)
             name = f"d {width}, seed {seed}, {name}"
-            for what, value in compare(features, aligner, x, y):
-                figures.add(f"{name}: {what}", value)
-            for what, value in measure(aligner, x, y):
+            found = compare(features, aligner, x, y)
+            for what, value in chain(found, measure(aligner, x, y)):
                 figures.add(f"{name}: {what}", value)
             figures.add(f"{name}: seconds a step", seconds)
     figures.write(options.json)
