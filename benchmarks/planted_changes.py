@@ -327,15 +327,14 @@ def asked_units(
     moves = {}
     for ranking in MOVED:
         moves[ranking] = scores[ranking].topk(FIRST).indices
-    dictionary = pair.dictionary
-    apart = dictionary.decoder_y[0] - dictionary.decoder_x[0]
+    apart = pair.apart(0)
     tokens, texts, before = [], [], []
     after: dict[str, list[Tensor]] = {ranking: [] for ranking in MOVED}
     seen = 0
     for read in batches(data, pair):
         targets = read.task.targets
         of_y = read.answers[Y_SIDE]
-        kl = divergences(of_y, read.answers[X_SIDE])
+        kl = read.divergences()
         tokens.append(read.task.inputs["input_ids"].flatten()[targets.index])
         texts.append(targets.owner + seen)
         seen += targets.texts

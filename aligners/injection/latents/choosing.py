@@ -6,8 +6,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from aligners.injection.comparing.read_answers import divergences
-from aligners.injection.latents.read_models import ModelPair, ReadBatch, X, Y
+from aligners.injection.latents.read_models import ModelPair, ReadBatch
 from aligners.similarity.latents.dictionary import Firing
 from aligners.similarity.latents.ratios import LEAST_UNITS
 from aligners.similarity.passes.ranks import summed
@@ -70,7 +69,7 @@ def first_order(
     carried = sums[0]
     totals = sums.new_zeros(2)
     for read in batches:
-        kl = divergences(read.answers[Y], read.answers[X])
+        kl = read.divergences()
         totals[0] += kl.sum()
         totals[1] += len(kl)
         for place, entries in enumerate(read.entries):
@@ -105,11 +104,10 @@ def _once_a_text(read: ReadBatch, entries: Firing) -> Tensor:
 def _taken_away(pair: ModelPair, read: ReadBatch, place: int) -> Tensor:
     """Return what each entry takes away from the divergence at a site, to first order: (E,) nats."""
     entries = read.entries[place]
-    dictionary = pair.dictionary
-    difference = dictionary.decoder_y[place] - dictionary.decoder_x[place]
-    added = entries.rebuilt(difference, len(read.rows))
+    apart = pair.apart(place)
+    added = entries.rebuilt(apart, len(read.rows))
     gradient = pair.slopes(read, place, added / 2)
-    along = entries.along(difference, gradient.double())
+    along = entries.along(apart, gradient.double())
     return -entries.value * along
 
 
@@ -196,8 +194,7 @@ def _first_and_random(
     worth: Tensor, live: Tensor, count: int, draw: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return the live latents that are worth most, and as many others, drawn at random."""
-    order = worth[live].argsort(descending=True, stable=True)
-    ranked = live[order]
+    ranked = _ordered(worth, live)
     rest = ranked[count:].sort().values
     drawn = torch.randperm(len(rest), generator=draw)[:count]
     return ranked[:count], rest[drawn]
@@ -206,9 +203,14 @@ def _first_and_random(
 def _narrow(by_row: Tensor, count: int, others: Tensor) -> Tensor:
     """Return the latents that carry most where they fire, in order, but those that are chosen already."""
     known = by_row.isfinite().nonzero()[:, 0]
-    order = by_row[known].argsort(descending=True, stable=True)
-    first = known[order][:count]
+    first = _ordered(by_row, known)[:count]
     return first[~torch.isin(first, others)]
+
+
+def _ordered(worth: Tensor, latents: Tensor) -> Tensor:
+    """Return latents by what they are worth, the most first."""
+    order = worth[latents].argsort(descending=True, stable=True)
+    return latents[order]
 
 
 def _worth(pair: ModelPair, found: FirstOrder) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import check_range, finite
-from aligners.injection.comparing.read_answers import divergences
 from aligners.injection.latents.choosing import (
     Chosen,
     FirstOrder,
@@ -18,13 +17,7 @@ from aligners.injection.latents.choosing import (
     first_order,
 )
 from aligners.injection.latents.moving import Move, moved_divergences, moves_of
-from aligners.injection.latents.read_models import (
-    ModelPair,
-    ReadBatch,
-    X,
-    Y,
-    why_not_carried,
-)
+from aligners.injection.latents.read_models import ModelPair, ReadBatch, why_not_carried
 from aligners.injection.latents.removing import QUANTITIES, shift_sums
 from aligners.injection.scoring.scores import (
     Row,
@@ -222,7 +215,7 @@ def _measured(
         sites.append(_OfSite.empty(moves, len(latents.every), before))
     for read, places in reading.with_places("Measuring latents"):
         texts_at = places.to(pair.device)
-        kl = divergences(read.answers[Y], read.answers[X])
+        kl = read.divergences()
         before[texts_at] = per_text_sums(kl, read.task.targets)
         for place, of_site in enumerate(sites):
             _add_batch(of_site, pair, read, place, chosen[place], texts_at)

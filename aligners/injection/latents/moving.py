@@ -60,7 +60,7 @@ def moved_divergences(
     A latent moves X's state by f_j (d_y,j − d_x,j), the state in place moves it to Y's.
     """
     of_y = read.answers[Y]
-    before = divergences(of_y, read.answers[X])
+    before = read.divergences()
     for move in moves:
         added, texts = _added(pair, read, place, move)
         kl = before.clone()
@@ -80,13 +80,12 @@ def _added(
         of_y = read.vectors[Y][place]
         return of_y.double() - vectors, every
 
-    dictionary = pair.dictionary
-    difference = dictionary.decoder_y[place] - dictionary.decoder_x[place]
     entries = read.entries[place]
     if move.latents is not None:
         entries = only(entries, move.latents)
-    added = entries.rebuilt(difference, len(vectors))
+    added = entries.rebuilt(pair.apart(place), len(vectors))
     if move.what == "reconstruction":
+        dictionary = pair.dictionary
         biases = dictionary.bias_y[place] - dictionary.bias_x[place]
         return added + biases, every
     return added, read.texts_of(entries)

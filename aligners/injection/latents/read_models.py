@@ -12,7 +12,7 @@ from aligners.datamodules.rows.policies import RowKind, Rows
 from aligners.datamodules.rows.read_rows import choose_rows, gather_rows
 from aligners.datamodules.task_targets import Targets, TaskBatch, check_mask
 from aligners.errors import UserError
-from aligners.injection.comparing.read_answers import Asked
+from aligners.injection.comparing.read_answers import Asked, divergences
 from aligners.injection.scoring.task_scores import chosen, divergence
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
@@ -56,6 +56,10 @@ class ReadBatch:
     vectors: tuple[Tensor, Tensor]
     entries: list[Firing]
     answers: tuple[Tensor, Tensor]
+
+    def divergences(self) -> Tensor:
+        """Return KL(Y's answer ‖ X's answer) of each unit in nats, (U,) float64."""
+        return divergences(self.answers[Y], self.answers[X])
 
     def texts_of(self, entries: Firing) -> Tensor:
         """Return the numbers in the batch, ascending, of the texts that have some of these entries."""
@@ -114,6 +118,11 @@ class ModelPair:
         """S and m of the dictionary."""
         sites, latents, _ = self.dictionary.decoder_x.shape
         return sites, latents
+
+    def apart(self, place: int) -> Tensor:
+        """Return what latents add to Y more than to X for each unit of their codes at a site, (m, d)."""
+        decoder_x = self.dictionary.decoder_x[place]
+        return self.dictionary.decoder_y[place] - decoder_x
 
     def read(self, batch: TextBatch) -> ReadBatch:
         """Run both models on a batch that is on the CPU.
