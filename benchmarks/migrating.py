@@ -157,7 +157,9 @@ def record(figures: Figures, pair: str, study: Migration) -> None:
             figures.add(f"{pair}: {what}, {row['map']}, relative", share)
     for row in study.report_tables["forecasts"]:
         what = f"{row['route']}, {row['pairs']} pairs, predicted"
-        figures.add(f"{pair}: {what}", row["predicted_recall10"])
+        for end in ("", "_low", "_high"):
+            value = row[f"predicted_recall10{end}"]
+            figures.add(f"{pair}: {what}{end}", value)
 
 
 def main() -> None:
