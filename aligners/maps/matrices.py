@@ -1,5 +1,6 @@
 """Matrices: the precision of products in training; inverses and determinants that are right on every PyTorch build."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -45,7 +46,8 @@ def precision_of(products: Products, device: torch.device) -> ProductPrecision:
 def products_in(precision: ProductPrecision) -> Iterator[None]:
     """Within it, products of float32 matrices on GPUs have this precision. Their sums are float32 in either case."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    wanted = "high" if precision == "tf32" else "highest"
+    torch.set_float32_matmul_precision(wanted)
     try:
         yield
     finally:
@@ -104,11 +106,13 @@ def triangular_inverse(lower: Tensor) -> Tensor:
     blocks = 1
     while blocks * SMALL < width:
         blocks *= 2
-    size = -(-width // blocks)
-    padded = _padded(lower, blocks * size)
+    size = math.ceil(width / blocks)
+    whole = blocks * size
+    padded = _padded(lower, whole)
 
     diagonal = _blocks(padded, size, 0)
-    one = identity_like(diagonal).expand_as(diagonal)
+    one = identity_like(diagonal)
+    one = one.expand_as(diagonal)
     inverse = torch.linalg.solve_triangular(diagonal, one, upper=False)
     while blocks > 1:
         below = _blocks(padded, size, 1)
@@ -122,7 +126,8 @@ def _in_pairs(inverses: Tensor, below: Tensor) -> Tensor:
     """Join inverses (..., 2n, s, s) of neighbours, C being `below` (..., n, s, s): (..., n, 2s, 2s)."""
     upper_left = inverses[..., 0::2, :, :]
     lower_right = inverses[..., 1::2, :, :]
-    corner = -(lower_right @ below @ upper_left)
+    product = lower_right @ below @ upper_left
+    corner = -product
     nothing = torch.zeros_like(corner)
     top = torch.cat((upper_left, nothing), -1)
     bottom = torch.cat((corner, lower_right), -1)
@@ -135,16 +140,22 @@ def _padded(matrices: Tensor, width: int) -> Tensor:
     if not more:
         return matrices
     padded = torch.nn.functional.pad(matrices, (0, more, 0, more))
-    padded.diagonal(dim1=-2, dim2=-1)[..., -more:] = 1
+    diagonal = padded.diagonal(dim1=-2, dim2=-1)
+    diagonal[..., -more:] = 1
     return padded
 
 
 def _blocks(matrices: Tensor, size: int, below: int) -> Tensor:
     """The blocks on the diagonal, (..., n, size, size), or with `below` 1 those right below each first of two."""
-    number = matrices.shape[-1] // size // (1 + below)
-    rows = matrices.unflatten(-2, (number, 1 + below, size))[..., below, :, :]
-    both = rows.unflatten(-1, (number, 1 + below, size))[..., 0, :]
-    return both.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    together = 1 + below
+    number = matrices.shape[-1] // size // together
+    cut = (number, together, size)
+    rows = matrices.unflatten(-2, cut)
+    rows = rows[..., below, :, :]
+    both = rows.unflatten(-1, cut)
+    both = both[..., 0, :]
+    blocks = both.diagonal(dim1=-4, dim2=-2)
+    return blocks.movedim(-1, -3)
 
 
 def _log_det(matrices: Tensor) -> Tensor:
@@ -168,7 +179,8 @@ def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
         flat.append(bank.reshape(-1, *size))
     results = []
     for matrices in zip(*flat, strict=True):
-        results.append(function(*matrices))
+        result = function(*matrices)
+        results.append(result)
     stacked = torch.stack(results)
     size = stacked.shape[1:]
     return stacked.reshape(*lead, *size)

@@ -176,9 +176,11 @@ class _Spectrum:
             errors = self._error_on(validation, kept / values)
 
         error, chosen = errors.min(0)
-        factors = picked(kept, chosen) / values
+        taken = picked(kept, chosen)
+        factors = taken / values
         shrunk = self.projected * factors[..., None]
-        weight = self.alike.undone(self.vectors @ shrunk)
+        of_alike = self.vectors @ shrunk
+        weight = self.alike.undone(of_alike)
         ridge = added[chosen]
         return _Regression(weight, ridge, error)
 
@@ -186,16 +188,19 @@ class _Spectrum:
         """The generalised cross-validation error of R ridges, (R, S), which lose these shares (R, S, d_x) of P."""
         directions = self.varies.sum(-1)
         regained = (lost * self.varies).sum(-1)
-        left = self.moments.n - 1 - directions + regained
+        freedom = self.moments.n - 1
+        left = freedom - directions + regained
         residual = self._residual(lost)
         error = residual / left.square()
         return torch.where(left > 0, error, torch.inf)
 
     def _residual(self, lost: Tensor) -> Tensor:
         """The squared error on the fitting rows, (R, S), of ridges that lose these shares (R, S, d_x) of P."""
-        projected = self.projected.square().sum(-1)
+        squared = self.projected.square()
+        projected = squared.sum(-1)
         explained = projected / self.values
-        total = squares(self.moments.yy).sum(-1)
+        variances = squares(self.moments.yy)
+        total = variances.sum(-1)
         outside = total - explained.sum(-1)
         # fewer rows than directions explain everything
         more = outside > ROUNDING * total
@@ -213,8 +218,10 @@ class _Spectrum:
         xx, xy = self._about_means(validation)
         back = self.vectors.mT
         images = self.projected @ self.projected.mT
-        squared = back @ xx @ self.vectors * images
-        shared = back @ xy * self.projected
+        turned_xx = back @ xx @ self.vectors
+        squared = turned_xx * images
+        turned_xy = back @ xy
+        shared = turned_xy * self.projected
         products = shared.sum(-1)
         linear = 2 * products * factors
         half = torch.einsum("rsi,sij->rsj", factors, squared)
@@ -258,7 +265,8 @@ def ridge_path(
     cross = alike.moments.xy
     if towards is not None:
         sizes = alike.sizes[:, None]
-        cross = cross - system * sizes @ towards
+        restored = system * sizes
+        cross = cross - restored @ towards
     projected = vectors.mT @ cross
     for ridge in ridges:
         penalised = values + ridge * level
@@ -297,7 +305,9 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     u, s, vh = thin_svd(matrix)
     known = s > NULL * s[:, :1]
     directions = s.shape[-1]
-    unknown = directions - int(known.sum(-1).min())
+    counts = known.sum(-1)
+    fewest = int(counts.min())
+    unknown = directions - fewest
     if unknown == 0:
         return u, s, vh
     if matrix.shape[-2] == matrix.shape[-1]:
@@ -305,10 +315,12 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     known_u = known[:, None]
     known_v = known[..., None]
-    null_u, null_v = _null_directions(matrix, u * known_u, vh * known_v)
+    only_u = u * known_u
+    only_v = vh * known_v
+    null_u, null_v = _null_directions(matrix, only_u, only_v)
     # the first of these stands after the last known one
     numbers = torch.arange(directions, device=s.device)
-    place = numbers - known.sum(-1, keepdim=True)
+    place = numbers - counts[:, None]
     place = place.clamp(min=0)
     null_u = null_u.take_along_dim(place[:, None], 2)
     null_v = null_v.take_along_dim(place[..., None], 1)
@@ -336,8 +348,11 @@ def _paired(
     products = null_v @ null_u
     between = torch.where(both, products, identity_like(products))
     left, _, right = thin_svd(between)
-    turned = null_u @ (left @ right).mT
-    return torch.cat([u[..., :-unknown], turned], -1), s, vh
+    turn = left @ right
+    turned = null_u @ turn.mT
+    stays = u[..., :-unknown]
+    whole = torch.cat([stays, turned], -1)
+    return whole, s, vh
 
 
 def _null_directions(

@@ -151,11 +151,15 @@ def _calm(moments: Moments, start: Tensor) -> tuple[Tensor, Tensor]:
     moments = scaled_moments(moments)
     covariance = moments.xx / moments.n
     root, inverse_root = _roots(covariance)
-    both = identity_like(start) + start @ start.mT
-    middle, _ = _roots(root @ both @ root)
-    into, out_of = _roots(inverse_root @ middle @ inverse_root)
+    amplified = start @ start.mT
+    both = identity_like(start) + amplified
+    within = root @ both @ root
+    middle, _ = _roots(within)
+    mean = inverse_root @ middle @ inverse_root
+    into, out_of = _roots(mean)
 
-    products = into * (covariance @ into)
+    spread = covariance @ into
+    products = into * spread
     total_variance = products.sum((1, 2), keepdim=True)
     variance = total_variance / start.shape[-1]
     scale = variance.sqrt()
@@ -177,16 +181,22 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
     Returns:
         The moments of the two sets, with the means of all rows.
     """
-    freedom = int(moments.n) - 1
-    second = max(1, round(share * freedom))
-    first = max(1, freedom - second)
-    d_x, d_y = moments.xy.shape[-2:]
-    rank = min(d_x + d_y, freedom)
+    rows = int(moments.n)
+    freedom = rows - 1
+    wanted = round(share * freedom)
+    second = max(1, wanted)
+    left = freedom - second
+    first = max(1, left)
+    widths = moments.xy.shape[-2:]
+    rank = min(sum(widths), freedom)
 
     draw = np.random.default_rng(0)
-    of_first = _scatter(first, rank, draw).to(moments.xx)
-    of_second = _scatter(second, rank, draw).to(moments.xx)
-    factor = torch.linalg.cholesky(of_first + of_second)
+    of_first = _scatter(first, rank, draw)
+    of_first = of_first.to(moments.xx)
+    of_second = _scatter(second, rank, draw)
+    of_second = of_second.to(moments.xx)
+    of_both = of_first + of_second
+    factor = torch.linalg.cholesky(of_both)
     root = _joint_root(moments, rank)
     part = _part(moments, root, factor, of_first, first)
     rest = _part(moments, root, factor, of_second, second)
@@ -200,15 +210,18 @@ def _scatter(rows: int, width: int, draw: np.random.Generator) -> Tensor:
     """
     if rows < width:
         drawn = draw.standard_normal((rows, width))
-        return torch.from_numpy(drawn.T @ drawn)
+        scatter = drawn.T @ drawn
+        return torch.from_numpy(scatter)
     factor = np.zeros((width, width))
     below = np.tril_indices(width, -1)
     entries = width * (width - 1) // 2
     factor[below] = draw.standard_normal(entries)
     freedom = rows - np.arange(width)
-    lengths = draw.chisquare(freedom)
-    np.fill_diagonal(factor, np.sqrt(lengths))
-    return torch.from_numpy(factor @ factor.T)
+    squared = draw.chisquare(freedom)
+    lengths = np.sqrt(squared)
+    np.fill_diagonal(factor, lengths)
+    scatter = factor @ factor.T
+    return torch.from_numpy(scatter)
 
 
 def _joint_root(moments: Moments, rank: int) -> Tensor:
@@ -218,12 +231,15 @@ def _joint_root(moments: Moments, rank: int) -> Tensor:
     joint = torch.cat((upper, lower), 1)
     values, vectors = torch.linalg.eigh(joint)
     # rounding chooses the signs of eigenvectors: fix them
-    shares = fixed_direction(values) @ vectors
+    fixed = fixed_direction(values)
+    shares = fixed @ vectors
     signs = shares.sign()
     vectors = vectors * signs[:, None]
     largest = values[..., -rank:]
-    sizes = largest.clamp(min=0).sqrt()
-    return vectors[..., -rank:] * sizes[:, None]
+    variances = largest.clamp(min=0)
+    sizes = variances.sqrt()
+    directions = vectors[..., -rank:]
+    return directions * sizes[:, None]
 
 
 def _part(
@@ -269,7 +285,8 @@ def _linear(moments: Moments) -> Tensor:
     of_x = feature_deviations(moments.xx)[..., None]
     of_y = feature_deviations(moments.yy)[:, None]
     weight, _ = ridge_regression(moments, RIDGES)
-    u, s, vh = determined_svd(weight * of_x / of_y)
+    alike = weight * of_x / of_y
+    u, s, vh = determined_svd(alike)
     smallest = SMALLEST_SINGULAR_VALUE * s[:, :1]
     raised = s.clamp(min=smallest)
     raised_weight = u * raised[:, None] @ vh
@@ -313,11 +330,13 @@ def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
     rows = sizes[..., None]
     columns = sizes[:, None]
     both = rows * columns
-    values, vectors = torch.linalg.eigh(covariance / both)
+    alike = covariance / both
+    values, vectors = torch.linalg.eigh(alike)
     values = values.clamp(min=SMALLEST_VARIANCE)
     raised = vectors * values[:, None] @ vectors.mT
 
-    values, vectors = torch.linalg.eigh(raised * both)
+    again = raised * both
+    values, vectors = torch.linalg.eigh(again)
     lengths = values.sqrt()[:, None]
     root = vectors * lengths @ vectors.mT
     inverse_root = vectors / lengths @ vectors.mT
@@ -347,9 +366,12 @@ def start_error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
 
 def _fvu(weight: Tensor, moments: Moments) -> Tensor:
     """FVU of x ↦ x W from moments, (S,)."""
-    total = squares(moments.yy).sum(-1)
-    products = weight * (moments.xx @ weight)
+    variances = squares(moments.yy)
+    total = variances.sum(-1)
+    spread = moments.xx @ weight
+    products = weight * spread
     mapped = products.sum((1, 2))
     products = weight * moments.xy
     shared = products.sum((1, 2))
-    return 1 + (mapped - 2 * shared) / total
+    missed = mapped - 2 * shared
+    return 1 + missed / total

@@ -32,9 +32,17 @@ class PairedRows(NamedTuple):
     def drawn(cls, x: Tensor, y: Tensor, budget: int, seed: int) -> Self:
         """Draw up to `budget` rows of (S, N, d_x) and (S, N, d_y), by a hash of the seed and their numbers."""
         numbers = torch.arange(x.shape[1])
-        keys = row_keys(seed, numbers, torch.zeros_like(numbers))
-        chosen = keys.argsort()[:budget].to(x.device)
-        return cls(x[:, chosen], y[:, chosen])
+        texts = torch.zeros_like(numbers)
+        keys = row_keys(seed, numbers, texts)
+        order = keys.argsort()
+        chosen = order[:budget].to(x.device)
+        return cls(x, y).at(chosen)
+
+    def at(self, rows: Tensor) -> Self:
+        """Some of the rows."""
+        x = self.x[:, rows]
+        y = self.y[:, rows]
+        return type(self)(x, y)
 
     def double(self) -> Self:
         """The rows in float64."""
@@ -100,9 +108,10 @@ class ByRows(Aligner, registered=False):
         kept = kept.double()
         if self.chooses and validation is None:
             kept, validation = _split(kept)
-        if kept.x.shape[1] < self.rows_needed:
+        count = kept.x.shape[1]
+        if count < self.rows_needed:
             raise UserError(
-                f"{type(self).__name__} expects at least {self.rows_needed} rows to keep, but got {kept.x.shape[1]}."
+                f"{type(self).__name__} expects at least {self.rows_needed} rows to keep, but got {count}."
             )
         self._fit(moments, kept, validation)
 
@@ -134,8 +143,11 @@ class ByRows(Aligner, registered=False):
         self, function: Callable[[Tensor], Tensor], x: Tensor, numbers: int
     ) -> Tensor:
         """Apply a function of rows to (S, N, d) a few rows at a time, as each takes so many numbers at each site."""
-        at_once = max(1, AT_ONCE // (len(x) * numbers))
-        if x.shape[1] <= at_once:
+        of_a_row = len(x) * numbers
+        fitting = AT_ONCE // of_a_row
+        at_once = max(1, fitting)
+        rows = x.shape[1]
+        if rows <= at_once:
             return function(x)
         parts = [function(part) for part in x.split(at_once, 1)]
         return torch.cat(parts, 1)
@@ -143,7 +155,9 @@ class ByRows(Aligner, registered=False):
 
 def _split(rows: PairedRows) -> tuple[PairedRows, PairedRows]:
     """Take every tenth row out of a draw, to choose a strength on."""
-    chosen = torch.zeros(rows.x.shape[1], dtype=torch.bool, device=rows.x.device)
+    count = rows.x.shape[1]
+    chosen = torch.zeros(count, dtype=torch.bool, device=rows.x.device)
     chosen[::SHARE_OF_VALIDATION] = True
-    fitted = PairedRows(rows.x[:, ~chosen], rows.y[:, ~chosen])
-    return fitted, PairedRows(rows.x[:, chosen], rows.y[:, chosen])
+    fitted = rows.at(~chosen)
+    validation = rows.at(chosen)
+    return fitted, validation

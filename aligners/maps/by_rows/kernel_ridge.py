@@ -91,7 +91,8 @@ class KernelRidge(ByRows):
         among = _kernel(landmarks, landmarks, variance)
         values, vectors = torch.linalg.eigh(among)
         known = values > SMALLEST * values[:, -1:]
-        factors = torch.where(known, values, torch.inf).rsqrt()
+        kept_values = torch.where(known, values, torch.inf)
+        factors = kept_values.rsqrt()
         whitened = vectors * factors[:, None]
 
         def features(x: Tensor) -> Tensor:
@@ -132,8 +133,10 @@ class Regression(NamedTuple):
         wins = other.error < self.error
         parts = []
         for own, others in zip(self, other, strict=True):
-            of_parts = wins.reshape(-1, *[1] * (own.ndim - 1))
-            parts.append(torch.where(of_parts, others, own))
+            further = [1] * (own.ndim - 1)
+            of_parts = wins.reshape(-1, *further)
+            part = torch.where(of_parts, others, own)
+            parts.append(part)
         return type(self)(*parts)
 
 
@@ -151,14 +154,7 @@ def regression(
     """
     if validation is None:
         raise ValueError("Expected `validation` rows to choose on, but got none.")
-    of_x = rows.x.split(AT_ONCE, 1)
-    of_y = rows.y.split(AT_ONCE, 1)
-    batches = []
-    for x, y in zip(of_x, of_y, strict=True):
-        of_batch = features(x)
-        batches.append(moments_of(of_batch, y))
-    moments = reduce(merge_moments, batches)
-
+    moments = _moments_of_features(features, rows)
     held_out = features(validation.x.double())
     best = None
     weights = ridge_path(moments, STRENGTHS, common=True)
@@ -167,11 +163,26 @@ def regression(
         offset = moments.mean_y[:, None] - shift
         mapped = torch.baddbmm(offset, held_out, weight)
         residual = mapped - validation.y
-        error = residual.square().sum((1, 2))
+        squared = residual.square()
+        error = squared.sum((1, 2))
         ridge = torch.full_like(error, strength)
         found = Regression(weight, offset, ridge, error)
         best = found if best is None else best.better(found)
     return cast(Regression, best)
+
+
+def _moments_of_features(
+    features: Callable[[Tensor], Tensor], rows: PairedRows
+) -> Moments:
+    """Moments of features of X with Y, some rows at a time."""
+    of_x = rows.x.split(AT_ONCE, 1)
+    of_y = rows.y.split(AT_ONCE, 1)
+    batches = []
+    for x, y in zip(of_x, of_y, strict=True):
+        of_batch = features(x)
+        moments = moments_of(of_batch, y)
+        batches.append(moments)
+    return reduce(merge_moments, batches)
 
 
 def _kernel(a: Tensor, b: Tensor, variance: Tensor) -> Tensor:
@@ -188,8 +199,10 @@ def _kernel(a: Tensor, b: Tensor, variance: Tensor) -> Tensor:
 def _median_square(rows: Tensor) -> Tensor:
     """The square of the median distance between rows (S, m, d), (S, 1, 1)."""
     m = rows.shape[1]
-    above = torch.ones(m, m, dtype=torch.bool, device=rows.device).triu(1)
-    distances = torch.cdist(rows, rows)[:, above]
+    every = torch.ones(m, m, dtype=torch.bool, device=rows.device)
+    above = every.triu(1)
+    distances = torch.cdist(rows, rows)
+    distances = distances[:, above]
     median = distances.median(-1).values
     if not (median > 0).all():
         raise UserError(
