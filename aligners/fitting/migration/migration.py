@@ -169,22 +169,26 @@ class Migration:
 
     def _divided(self, every: Known, keep: Path | None) -> tuple[Known, Known, Asked]:
         """Divide the texts, whose domains are not held out, into those to fit on, to choose by, and to search."""
-        domains = np.array(self.texts.domains or [""] * len(every))
+        of_one_domain = [""] * len(every)
+        domains = np.array(self.texts.domains or of_one_domain)
         held = np.isin(domains, self.held_out)
         whole = every.whole()
-        order = np.random.default_rng(self.seed).permutation(len(every))
+        draw = np.random.default_rng(self.seed)
+        order = draw.permutation(len(every))
         order = order[whole[order]]
-        free = order[~held[order]]
+        of_held = held[order]
+        free = order[~of_held]
         if self.judged is not None:
             asked = self._judged_pairs(self.judged, keep)
         else:
             number = int(TEST * len(free))
-            searched_ = np.concatenate([free[:number], order[held[order]]])
+            places = np.concatenate([free[:number], order[of_held]])
             free = free[number:]
-            asked = self._own_neighbours(every.texts, searched_, domains[searched_])
-        number = min(int(VALIDATION * len(free)), MOST_VALIDATION)
-        number = max(number, min(FEWEST, len(free) // 2))
-        return every.at(free[number:]), every.at(free[:number]), asked
+            asked = self._own_neighbours(every.texts, places, domains[places])
+        number = _validation_texts(len(free))
+        validation = every.at(free[:number])
+        fit = every.at(free[number:])
+        return fit, validation, asked
 
     def _judged_pairs(self, judged: Judged, keep: Path | None) -> Asked:
         queries = self._pairs_of("queries", judged.queries, "query", keep)
@@ -240,16 +244,15 @@ class Migration:
 
     def _references(self, asked: Asked) -> dict[str, dict[str, np.ndarray]]:
         """Search by the new model alone, by the old one alone, and by the new one in the old index."""
-        queries, corpus = asked.queries, asked.corpus
+        queries = asked.queries
+        corpus = asked.corpus
         by_new = self._found(asked, queries.y, corpus.y)
+        by_old = self._found(asked, queries.x, corpus.x)
         relevant = asked.relevant
         if relevant is None:
             relevant = [{int(place): 1.0 for place in row} for row in by_new]
         self._relevant = relevant
-        found = {
-            RE_EMBEDDED: scores(by_new, relevant),
-            OLD: scores(self._found(asked, queries.x, corpus.x), relevant),
-        }
+        found = {RE_EMBEDDED: scores(by_new, relevant), OLD: scores(by_old, relevant)}
         if queries.y.shape[1] == corpus.x.shape[1]:
             mixed = self._found(asked, queries.y, corpus.x)
             found[AS_IT_IS] = scores(mixed, relevant)
@@ -278,15 +281,21 @@ class Migration:
             kept[name] = self._neighbours_kept(route, map_, validation.texts)
             found[name] = self._pieces_found(route, map_, fit, validation)
         best = max(fitted, key=lambda name: (found[name] or 0.0, kept[name]))
+        ceiling = references[RE_EMBEDDED]
         for name, map_ in fitted.items():
             if route == "queries":
-                queries, index = map_.mapped(asked.queries.y), asked.corpus.x
+                queries = map_.mapped(asked.queries.y)
+                index = asked.corpus.x
             else:
-                queries, index = asked.queries.y, map_.mapped(asked.corpus.x)
-            columns = scores(self._found(asked, queries, index), self._relevant)
-            about = {"neighbours_kept": kept[name], "pieces_found": found[name]}
-            about["chosen"] = name == best
-            ceiling = references[RE_EMBEDDED]
+                queries = asked.queries.y
+                index = map_.mapped(asked.corpus.x)
+            nearest_ = self._found(asked, queries, index)
+            columns = scores(nearest_, self._relevant)
+            about = {
+                "neighbours_kept": kept[name],
+                "pieces_found": found[name],
+                "chosen": name == best,
+            }
             self._add(name, route, len(fit), columns, ceiling, asked, **about)
         self.chosen[route] = fitted[best]
         self._predict(route, best, fit, validation, asked, references[OLD])
@@ -320,7 +329,9 @@ class Migration:
         made = leave_out_own(made)
         kept = 0.0
         for mapped, new in zip(made.mapped, made.new, strict=True):
-            both = set(np.argsort(-mapped)[:TOP]) & set(np.argsort(-new)[:TOP])
+            of_map = np.argsort(-mapped)[:TOP]
+            of_new = np.argsort(-new)[:TOP]
+            both = set(of_map) & set(of_new)
             kept += len(both) / TOP
         return kept / len(validation)
 
@@ -385,23 +396,19 @@ class Migration:
         **more: Any,
     ) -> None:
         """Add a row for all queries, and one for each domain."""
-        groups: dict[str, np.ndarray | None] = {ALL: None}
-        if asked.domains is not None and len(set(asked.domains)) > 1:
-            domains = np.array(asked.domains)
-            for domain in dict.fromkeys(asked.domains):
-                groups[domain] = np.flatnonzero(domains == domain)
-        for domain, places in groups.items():
-            at = slice(None) if places is None else places
+        every = np.arange(len(asked.queries))
+        for domain, places in _by_domain(asked.domains, every).items():
             drawn = self._resampling
-            if places is not None:
+            if places is not every:
                 drawn = Resampling(len(places), self.seed)
             row: Row = {"route": route, "map": name, "pairs": pairs, "domain": domain}
             row["held_out"] = domain in self.held_out
-            row["queries"] = len(columns[METRICS[0]][at])
+            row["queries"] = len(places)
             for metric in METRICS:
-                row |= _named(metric, drawn.mean(columns[metric][at]))
-                relative = drawn.ratio(columns[metric][at], ceiling[metric][at])
-                row |= _named(f"relative_{metric}", relative)
+                own = columns[metric][places]
+                best = ceiling[metric][places]
+                row |= _named(metric, drawn.mean(own))
+                row |= _named(f"relative_{metric}", drawn.ratio(own, best))
             row |= {"neighbours_kept": None, "pieces_found": None, "chosen": None}
             row |= more
             self.rows.append(row)
@@ -409,8 +416,9 @@ class Migration:
     # ---- what is said
 
     def _describe(self, fit: Known, validation: Known, asked: Asked) -> None:
-        kinds = self.old.kind(), self.new.kind()
-        family = None not in kinds and kinds[0] == kinds[1]
+        old = self.old.kind()
+        new = self.new.kind()
+        family = None not in (old, new) and old == new
         least = self.least
         if least is None:
             least = SAME_FAMILY if family else OTHER_FAMILY
@@ -442,13 +450,35 @@ class Migration:
     def _check_related(self, validation: Pairs) -> None:
         """Say so if hardly any mapped text is nearest to itself."""
         mapped = self.chosen["documents"].mapped(validation.x)
-        found = nearest(mapped, validation.y, 1, similarity=self.similarity)[:, 0]
-        share = float((found == np.arange(len(validation))).mean())
+        found = nearest(mapped, validation.y, 1, similarity=self.similarity)
+        itself = found[:, 0] == np.arange(len(validation))
+        share = float(itself.mean())
         if share < UNRELATED:
             self.cautions.append(
                 f"Only {share:.1%} of mapped validation texts are nearest to themselves among {len(validation)}: are "
                 "the rows of both sides of the same texts, in the same order?"
             )
+
+
+def _validation_texts(free: int) -> int:
+    """Return how many of the texts that are not searched choose a map."""
+    wanted = int(VALIDATION * free)
+    most = min(wanted, MOST_VALIDATION)
+    least = min(FEWEST, free // 2)
+    return max(most, least)
+
+
+def _by_domain(
+    domains: Sequence[str] | None, every: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the places of all queries, and of those of each domain where there are several."""
+    places = {ALL: every}
+    if domains is None or len(set(domains)) < 2:
+        return places
+    of_queries = np.array(domains)
+    for domain in dict.fromkeys(domains):
+        places[domain] = np.flatnonzero(of_queries == domain)
+    return places
 
 
 def _named(name: str, estimate: Sequence[float]) -> Row:
@@ -467,11 +497,14 @@ def _chance(
     discounts = 1 / np.log2(np.arange(2, TOP + 2))
     columns: dict[str, list[float]] = {name: [] for name in METRICS}
     for wanted in relevant:
-        gains = np.sort(list(wanted.values()))[::-1]
+        ascending = np.sort(list(wanted.values()))
+        gains = ascending[::-1]
         best = gains[:TOP]
         share = len(gains) / documents
-        columns["recall1"].append(share)
-        columns["recall10"].append(min(1.0, TOP * share / len(best)))
+        recalled = TOP * share / len(best)
+        usual_gain = gains.sum() / documents
         ideal = best @ discounts[: len(best)]
-        columns["ndcg10"].append(gains.sum() / documents * discounts.sum() / ideal)
+        columns["recall1"].append(share)
+        columns["recall10"].append(min(1.0, recalled))
+        columns["ndcg10"].append(usual_gain * discounts.sum() / ideal)
     return {name: np.array(values) for name, values in columns.items()}
