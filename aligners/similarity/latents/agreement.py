@@ -34,9 +34,12 @@ def joint_decoders(
     dictionary: PairedDictionary, variance_x: Tensor, variance_y: Tensor
 ) -> Tensor:
     """Both decoders of each latent side by side, of states with a total variance of 1: (S, m, d_x + d_y)."""
-    scaled_x = dictionary.decoder_x / variance_x.double().sqrt()[:, None, None]
-    scaled_y = dictionary.decoder_y / variance_y.double().sqrt()[:, None, None]
-    return torch.cat([scaled_x, scaled_y], 2)
+    scaled = []
+    variances = variance_x, variance_y
+    for decoder, variance in zip(dictionary.decoders, variances, strict=True):
+        deviation = variance.double().sqrt()
+        scaled.append(decoder / deviation[:, None, None])
+    return torch.cat(scaled, 2)
 
 
 def agreement(
@@ -137,15 +140,19 @@ def _unit(decoders: Tensor) -> Tensor:
 def _matched(a: Tensor, b: Tensor, matching: Matching) -> tuple[Tensor, Tensor]:
     """Return partner and cosine of each latent of a, (m_a,)."""
     if matching == "nearest":
-        best = [(some @ b.mT).max(1) for some in a.split(ROWS)]
-        cosine = torch.cat([each.values for each in best])
-        return torch.cat([each.indices for each in best]), cosine
+        partners, cosines = [], []
+        for some in a.split(ROWS):
+            cosine, partner = (some @ b.mT).max(1)
+            partners.append(partner)
+            cosines.append(cosine)
+        return torch.cat(partners), torch.cat(cosines)
     from scipy.optimize import linear_sum_assignment
 
-    cosines = a @ b.mT
-    rows, columns = linear_sum_assignment(cosines.cpu().numpy(), maximize=True)
+    every = a @ b.mT
+    gains = every.cpu().numpy()
+    rows, columns = linear_sum_assignment(gains, maximize=True)
     partner = torch.full((len(a),), -1, device=a.device)
-    cosine = torch.full_like(cosines[:, 0], -1.0)
+    cosine = torch.full_like(every[:, 0], -1.0)
     partner[rows] = torch.from_numpy(columns).to(a.device)
-    cosine[rows] = cosines[rows, columns]
+    cosine[rows] = every[rows, columns]
     return partner, cosine

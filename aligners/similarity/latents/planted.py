@@ -89,18 +89,21 @@ def plant(plan: Plan, seed: int = 0) -> Planted:
     Raises:
         ValueError: numbers that cannot be.
     """
-    check_range(least=1, d_x=plan.d_x, d_y=plan.d_y, texts=plan.texts, rows=plan.rows)
+    check_range(least=1, d_x=plan.d_x, d_y=plan.d_y)
+    check_range(least=1, texts=plan.texts, rows=plan.rows)
     check_range(least=0, features=plan.counts)
     check_range(least=0, below=1, noise=plan.noise)
     kinds = torch.arange(len(KINDS))
-    kind = kinds.repeat_interleave(torch.tensor(plan.counts))
+    counts = torch.tensor(plan.counts)
+    kind = kinds.repeat_interleave(counts)
     features = len(kind)
     if not 0 < plan.active < features:
         raise UserError(
             f"Expected `active` between 0 and the {features} features, but got {plan.active}."
         )
     draw = torch.Generator().manual_seed(seed)
-    text = torch.arange(plan.texts).repeat_interleave(plan.rows)
+    numbers = torch.arange(plan.texts)
+    text = numbers.repeat_interleave(plan.rows)
     codes = _codes(plan, features, text, draw)
     decoder_x, decoder_y = _decoders(plan, kind, draw)
     x = _noisy(codes @ decoder_x, plan.noise, draw)
@@ -114,17 +117,20 @@ def _codes(plan: Plan, features: int, text: Tensor, draw: torch.Generator) -> Te
     frequency = ranks.double() ** -plan.power
     frequency *= plan.active / frequency.sum()
     # exponential, of mean 1: some texts are full of a feature
-    uniform = torch.rand(plan.texts, features, generator=draw).double()
+    uniform = torch.rand(plan.texts, features, generator=draw)
+    uniform = uniform.double()
     of_text = -torch.log1p(-uniform)
     if plan.topics:
         topic_of = torch.randint(plan.topics, (features,), generator=draw)
         topic = torch.randint(plan.topics, (plan.texts, 1), generator=draw)
         of_its_topic = topic == topic_of
         of_text *= 0.5 + 0.5 * plan.topics * of_its_topic
-    chance = (frequency * of_text).clamp(max=0.9)
-    uniform = torch.rand(len(text), features, generator=draw)
+    chance = frequency * of_text
+    chance = chance.clamp(max=0.9)
+    shape = len(text), features
+    uniform = torch.rand(shape, generator=draw)
     fires = uniform < chance[text]
-    normal = _normal((len(text), features), draw)
+    normal = _normal(shape, draw)
     strengths = torch.exp(0.5 * normal)
     return strengths * fires
 
@@ -135,24 +141,29 @@ def _decoders(plan: Plan, kind: Tensor, draw: torch.Generator) -> tuple[Tensor, 
     decoder_y = _normal((features, plan.d_y), draw)
     decoder_x = functional.normalize(decoder_x)
     decoder_y = functional.normalize(decoder_y)
+    of_kind = {}
+    for number, name in enumerate(KINDS):
+        of_kind[name] = kind == number
     if plan.d_x == plan.d_y:
-        apart = kind == KINDS.index("rotated")
+        apart = of_kind["rotated"]
         decoder_y = torch.where(apart[:, None], decoder_y, decoder_x)
-    uniform = torch.rand(features, generator=draw).double()
-    exponents = uniform * 2 - 1
+    uniform = torch.rand(features, generator=draw)
+    exponents = uniform.double() * 2 - 1
     strength = torch.exp(exponents * math.log(2.5))
-    scaled = kind == KINDS.index("scaled")
+    scaled = of_kind["scaled"]
     decoder_y[scaled] *= strength[scaled, None]
-    decoder_x[kind == KINDS.index("y")] = 0
-    decoder_y[kind == KINDS.index("x")] = 0
+    decoder_x[of_kind["y"]] = 0
+    decoder_y[of_kind["x"]] = 0
     return decoder_x, decoder_y
 
 
 def _noisy(states: Tensor, share: float, draw: torch.Generator) -> Tensor:
     """Add isotropic noise that is so large a share of the variance of the sum."""
-    variance = states.var(0).mean() * share / (1 - share)
+    mean = states.var(0).mean()
+    variance = mean * share / (1 - share)
     noise = _normal(states.shape, draw)
-    return states + variance.sqrt() * noise
+    deviation = variance.sqrt()
+    return states + deviation * noise
 
 
 def _normal(shape: Sequence[int], draw: torch.Generator) -> Tensor:
@@ -204,7 +215,8 @@ class Damaged(NamedTuple):
             ValueError: fewer shared features than that.
         """
         draw = torch.Generator().manual_seed(seed)
-        both = (planted.owner == -1).nonzero()[:, 0]
+        has_both = planted.owner == -1
+        both = has_both.nonzero()[:, 0]
         if shrunk + split > len(both):
             raise UserError(
                 f"Expected `shrunk` + `split` of at most the {len(both)} shared features, but got {shrunk + split}."
@@ -214,31 +226,37 @@ class Damaged(NamedTuple):
         to_shrink = chosen[:shrunk]
         to_split = chosen[shrunk : shrunk + split]
         features = len(planted.kind)
-        feature = torch.cat([torch.arange(features), to_split])
+        every = torch.arange(features)
+        feature = torch.cat([every, to_split])
         is_shrunk = torch.isin(feature, to_shrink)
         is_split = torch.isin(feature, to_split)
-        second = torch.arange(len(feature)) >= features
+        number = torch.arange(len(feature))
+        second = number >= features
 
         true_x, true_y = planted.dictionary.decoders
         decoder_x = _deviating(true_x[0, feature], noise, draw)
         decoder_y = _deviating(true_y[0, feature], noise, draw)
         first = is_split & ~second
-        decoder_x[is_shrunk | first] = 0
+        only_y = is_shrunk | first
+        decoder_x[only_y] = 0
         decoder_y[second] = 0
         dictionary = PairedDictionary.of(decoder_x[None], decoder_y[None])
 
         codes = planted.codes[0, :, feature]
         factors = 1 + noise * _normal(codes.shape, draw)
+        factors = factors.clamp(min=0)
         uniform = torch.rand(codes.shape, generator=draw)
         kept = uniform >= missed
-        codes = codes * factors.clamp(min=0) * kept
+        codes = codes * factors * kept
         return cls(codes[None], dictionary, feature, is_shrunk, is_split)
 
 
 def _deviating(decoder: Tensor, noise: float, draw: torch.Generator) -> Tensor:
     """Add noise of this length to the decoders (m, d) that are not 0."""
-    width = decoder.shape[1]
+    _, width = decoder.shape
+    deviation = noise / math.sqrt(width)
     deviations = _normal(decoder.shape, draw)
-    deviations *= noise / math.sqrt(width)
+    deviations *= deviation
     exists = decoder.any(1, keepdim=True)
-    return decoder + deviations * exists
+    deviations = deviations * exists
+    return decoder + deviations

@@ -109,9 +109,11 @@ class LatentSums(DoubleMetric):
             rows, partners = pairs
             owners = unit[rows]
         for site in range(len(codes)):
-            targets = self._targets(site, codes[site], (x[site], y[site]))
+            states = x[site], y[site]
+            targets = self._targets(site, codes[site], states)
             entries = firing(_at(codes[site], rows))
-            met = _at(codes[site], partners)[entries.row, entries.latent].double()
+            others = _at(codes[site], partners)
+            met = others[entries.row, entries.latent].double()
             place = self._places(site, entries, owners)
             self._add_codes(entries, met, place)
             for kind, side, target in targets:
@@ -185,7 +187,8 @@ class LatentSums(DoubleMetric):
         mean_square = self.square.sum(0) / n
         shares = []
         for decoder, variance in zip(self.dictionary.decoders, variances, strict=True):
-            shares.append(mean_square * decoder.square().sum(2) / variance[:, None])
+            lengths = decoder.square().sum(2)
+            shares.append(mean_square * lengths / variance[:, None])
         return shares[0], shares[1]
 
     def parts(
@@ -202,9 +205,8 @@ class LatentSums(DoubleMetric):
         readings = self.compute()
         of_other = readings if null is None else null.compute()
         if not put_back:
-            of_other = (null or self).along / torch.stack(self.readings.variances)[
-                :, None, :, None
-            ]
+            variances = torch.stack(self.readings.variances)
+            of_other = (null or self).along / variances[:, None, :, None]
         own = _chosen(readings, owner, owner)
         other = _chosen(of_other, owner, 1 - owner)
         return Parts(own, other, self.fired, owner, self.readings.squared)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_range
-from aligners.similarity.latents.ratios import p_above, p_below, ratios
+from aligners.similarity.latents.ratios import Limits, p_above, p_below, ratios
 from aligners.similarity.latents.unit_sums import Parts
 
 VERDICTS = ("x", "y", "shared", "undecided", "dead")
@@ -44,7 +44,8 @@ class Verdicts(NamedTuple):
         """The number of latents of each verdict."""
         found = {}
         for number, name in enumerate(VERDICTS):
-            found[name] = int((self.verdict == number).sum())
+            called = self.verdict == number
+            found[name] = int(called.sum())
         return found
 
 
@@ -53,7 +54,7 @@ def verdicts(
     same: Sequence[Parts] = (),
     permuted: Sequence[Parts] = (),
     *,
-    limits: tuple[float, float] = LIMITS,
+    limits: Limits = LIMITS,
     rate: float = 0.05,
     rank: float = RANK,
 ) -> Verdicts:
@@ -97,7 +98,8 @@ def verdicts(
     raw = _p_shared(parts, limits)
     for control in permuted:
         _check_size(control_scores(control, limits), rank)
-        as_shared = _share(_p_shared(control, limits).flatten(), raw)
+        by_chance = _p_shared(control, limits)
+        as_shared = _share(by_chance.flatten(), raw)
         rank_shared = torch.fmax(rank_shared, as_shared)
 
     own = (p_own <= rate) & ~(rank_own > rank)
@@ -106,8 +108,10 @@ def verdicts(
     verdict[shared] = SHARED
     verdict[own] = parts.owner[own].long()
     verdict[~alive] = DEAD
-    false_own = _false_own(same, limits, rate, rank, int(alive.sum()))
-    found = int((own & alive).sum())
+    live = int(alive.sum())
+    false_own = _false_own(same, limits, rate, rank, live)
+    own_alive = own & alive
+    found = int(own_alive.sum())
     error_rate = torch.nan
     if same and found:
         error_rate = min(1.0, false_own / found)
@@ -116,7 +120,7 @@ def verdicts(
     )
 
 
-def own_score(parts: Parts, limits: tuple[float, float] = LIMITS) -> Tensor:
+def own_score(parts: Parts, limits: Limits = LIMITS) -> Tensor:
     """The larger of ν^ε and ν^r, each over its limit, (S, m): below 1 it looks like own. NaN where either is."""
     over = ratios(parts)
     over[0] /= limits[0]
@@ -124,7 +128,7 @@ def own_score(parts: Parts, limits: tuple[float, float] = LIMITS) -> Tensor:
     return torch.maximum(over[0], over[1])
 
 
-def control_scores(control: Parts, limits: tuple[float, float] = LIMITS) -> Tensor:
+def control_scores(control: Parts, limits: Limits = LIMITS) -> Tensor:
     """The scores of a control's latents that have one, (n,).
 
     Raises:
@@ -139,9 +143,7 @@ def control_scores(control: Parts, limits: tuple[float, float] = LIMITS) -> Tens
     return known
 
 
-def _adjusted(
-    parts: Parts, limits: tuple[float, float], alive: Tensor
-) -> tuple[Tensor, Tensor]:
+def _adjusted(parts: Parts, limits: Limits, alive: Tensor) -> tuple[Tensor, Tensor]:
     """The p of own and of shared, (S, m) each, adjusted over the latents that fire; 1 for the others."""
     below = p_below(parts, limits).amax(0)
     adjusted = []
@@ -152,7 +154,7 @@ def _adjusted(
     return adjusted[0], adjusted[1]
 
 
-def _p_shared(parts: Parts, limits: tuple[float, float]) -> Tensor:
+def _p_shared(parts: Parts, limits: Limits) -> Tensor:
     """The p that neither ν^ε nor ν^r is above its limit, (S, m): twice the smaller of two, after Bonferroni."""
     smaller = p_above(parts, limits).amin(0)
     return (2 * smaller).clamp(max=1)
@@ -184,17 +186,14 @@ def _check_size(scores: Tensor, rank: float) -> None:
 def _share(control: Tensor, scores: Tensor) -> Tensor:
     """(1 + #{control ≤ score}) / (1 + n) of each score; 1 where there is no score."""
     ordered = control.sort().values
-    places = torch.searchsorted(ordered, scores.nan_to_num(), right=True)
+    known = scores.nan_to_num()
+    places = torch.searchsorted(ordered, known, right=True)
     share = (1 + places).double() / (1 + len(ordered))
     return share.where(scores.isfinite(), 1.0)
 
 
 def _false_own(
-    same: Sequence[Parts],
-    limits: tuple[float, float],
-    rate: float,
-    rank: float,
-    live: int,
+    same: Sequence[Parts], limits: Limits, rate: float, rank: float, live: int
 ) -> float:
     """How many of so many live latents the rule calls own falsely, by the worst control; NaN without one."""
     shares = []
@@ -203,7 +202,9 @@ def _false_own(
         p_own, _ = _adjusted(control, limits, alive)
         scores = own_score(control, limits)
         known = control_scores(control, limits)
-        own = (p_own <= rate) & (_share(known, scores) <= rank) & alive
-        share = (1 + int(own.sum())) / (1 + int(alive.sum()))
-        shares.append(share)
+        among = _share(known, scores)
+        own = (p_own <= rate) & (among <= rank) & alive
+        found = 1 + int(own.sum())
+        every = 1 + int(alive.sum())
+        shares.append(found / every)
     return live * max(shares, default=torch.nan)
