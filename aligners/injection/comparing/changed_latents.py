@@ -34,16 +34,19 @@ class ChangedLatents:
     """
 
     def __init__(self, dictionary: SparseAligner, shown: ShownRows) -> None:
+        pair = dictionary.paired()
+        check_one_space(pair)
         self.aligner = dictionary
-        self.pair = dictionary.paired()
-        check_one_space(self.pair)
-        sites, latents = dictionary.sites, dictionary.latents
-        self.alone = self.pair.bias_x.new_zeros(sites, latents)
-        self.total = self.pair.bias_x.new_zeros(sites)
+        self.changes = pair.decoder_y - pair.decoder_x
+        self.shift = pair.bias_y - pair.bias_x
+        sites = dictionary.sites
+        latents = dictionary.latents
+        self.alone = self.shift.new_zeros(sites, latents)
+        self.total = self.shift.new_zeros(sites)
         self.left = torch.zeros_like(self.total)
         self.rows = 0
         reader = LatentReader(sites, latents, shown, CONTEXTS)
-        self.reader = reader.to(self.pair.bias_x.device)
+        self.reader = reader.to(self.shift.device)
 
     @torch.no_grad()
     def update(self, x: Tensor, y: Tensor, text: Tensor, place: Tensor) -> None:
@@ -59,24 +62,26 @@ class ChangedLatents:
         self.reader.update(codes, text, place)
         self.rows += len(text)
         for site in range(len(codes)):
-            difference = y[site].double() - x[site].double()
-            self._add(site, codes[site], difference)
+            old = x[site].double()
+            new = y[site].double()
+            self._add(site, codes[site], new - old)
 
     def _add(self, site: int, codes: Tensor, difference: Tensor) -> None:
         """Add the difference y − x of some rows (N, d) at a site."""
-        bias = self.pair.bias_y[site] - self.pair.bias_x[site]
-        difference = difference - bias
-        change = self.pair.decoder_y[site] - self.pair.decoder_x[site]
+        difference = difference - self.shift[site]
+        change = self.changes[site]
         entries = firing(codes)
+        latent = entries.latent
+        value = entries.value
         along = entries.along(change, difference)
         lengths = change.square().sum(1)
-        length = lengths[entries.latent]
-        explained = 2 * entries.value * along - entries.value**2 * length
-        self.alone[site].index_add_(0, entries.latent, explained)
+        gained = 2 * value * along
+        lost = value**2 * lengths[latent]
+        self.alone[site].index_add_(0, latent, gained - lost)
         rebuilt = entries.rebuilt(change, len(difference))
         left = difference - rebuilt
-        self.total[site] += difference.square().sum()
-        self.left[site] += left.square().sum()
+        self.total[site] += _squares(difference)
+        self.left[site] += _squares(left)
 
     def table(self, sites: Sequence[int]) -> list[Row]:
         """Return the latents that explain most at each site, with what they fire on; `sites` are those of NEW."""
@@ -89,12 +94,14 @@ class ChangedLatents:
             left = float(self.left[place])
             together = 1 - left / total
             for latent, share in self._top(place):
-                row: Row = {"site": site, "latent": latent, "share": share}
+                of_latent = place, latent
+                fired = int(texts.contexts.fired[of_latent])
+                row: Row = {"site": site, "latent": latent}
+                row["share"] = share
                 row["together"] = together
-                fired = int(texts.contexts.fired[place, latent])
                 row["fired"] = fired / self.rows
-                row["top_tokens"] = texts.top_tokens(place, latent)
-                row["context"] = texts.top_context(place, latent)
+                row["top_tokens"] = texts.top_tokens(*of_latent)
+                row["context"] = texts.top_context(*of_latent)
                 rows.append(row)
         return rows
 
@@ -102,10 +109,17 @@ class ChangedLatents:
         """Return the latents that explain most at a site, with their shares."""
         shares = self.alone[place] / self.total[place]
         order = shares.argsort(descending=True, stable=True)
+        first = order[:TOP]
         top = []
-        for latent in order[:TOP].tolist():
+        for latent in first.tolist():
             share = float(shares[latent])
             if share < LEAST:
                 break
             top.append((latent, share))
         return top
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Sum the squares of all numbers."""
+    squares = rows.square()
+    return squares.sum()

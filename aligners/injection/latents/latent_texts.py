@@ -37,51 +37,58 @@ class LatentTexts(NamedTuple):
 
     def top_context(self, site: int, latent: int) -> str:
         """Return the text around the largest code of a latent; empty where it never fires."""
-        text = int(self.contexts.text[site, latent, 0])
+        largest = site, latent, 0
+        text = int(self.contexts.text[largest])
         if text < 0:
             return ""
-        place = int(self.contexts.place[site, latent, 0])
+        place = int(self.contexts.place[largest])
         return self.shown.around(text, place, AROUND)
 
     def _tokens(self, site: int, latent: int) -> list[tuple[int, float]]:
         tokens = self.tokens.token[site, latent]
+        shares = self.tokens.share[site, latent]
         found = tokens >= 0
-        shares = self.tokens.share[site, latent, found]
         numbers = tokens[found].tolist()
-        return list(zip(numbers, shares.tolist(), strict=True))
+        of_tokens = shares[found].tolist()
+        pairs = zip(numbers, of_tokens, strict=True)
+        return list(pairs)
 
     def packed(self, site: int, latent: int) -> list[Any]:
         """Return the top tokens and contexts of a latent as plain values, as the page's script reads them."""
         tokens = []
         for token, share in self._tokens(site, latent):
-            tokens.append([token, round(share, 3)])
+            share = round(share, 3)
+            tokens.append([token, share])
         contexts = self._packed_contexts(site, latent)
         return [tokens, contexts]
 
     def _packed_contexts(self, site: int, latent: int) -> list[list[Any]]:
-        codes = self.contexts.code[site, latent].tolist()
-        texts = self.contexts.text[site, latent].tolist()
-        places = self.contexts.place[site, latent].tolist()
-        levels = _levels(self.contexts.window[site, latent])
+        contexts = self.contexts
+        levels = _levels(contexts.window[site, latent])
         packed = []
-        for rank, text in enumerate(texts):
+        for rank, shades in enumerate(levels):
+            at = site, latent, rank
+            text = int(contexts.text[at])
             if text < 0:
                 break
-            code = rounded(codes[rank], 3)
-            packed.append([text, places[rank], code, levels[rank]])
+            place = int(contexts.place[at])
+            code = float(contexts.code[at])
+            packed.append([text, place, rounded(code, 3), shades])
         return packed
 
 
 def _levels(windows: Tensor) -> list[str]:
     """Return a digit for each code of the windows of a latent, (n, W): 0 for none, then by ninths of the largest."""
     tiny = torch.finfo(windows.dtype).tiny
-    largest = windows.max().clamp(min=tiny)
-    shading = windows / largest * LEVELS
+    largest = windows.max()
+    shares = windows / largest.clamp(min=tiny)
+    shading = shares * LEVELS
     levels = shading.ceil().long()
-    digits = []
+    written = []
     for window in levels.tolist():
-        digits.append("".join(map(str, window)))
-    return digits
+        digits = map(str, window)
+        written.append("".join(digits))
+    return written
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
@@ -119,14 +126,17 @@ class LatentReader(nn.Module):
     def update(self, codes: Tensor, text: Tensor, place: Tensor) -> None:
         """Add rows, all of a text at once: see `LatentContexts.update`."""
         self.contexts.update(codes, text, place)
-        types = self.shown.at(text.cpu(), place.cpu())
-        self.tokens.update(codes, types.to(codes.device))
+        text = text.cpu()
+        place = place.cpu()
+        types = self.shown.at(text, place)
+        types = types.to(codes.device)
+        self.tokens.update(codes, types)
 
     def compute(self) -> LatentTexts:
         """Return what was kept, on the CPU."""
-        contexts = Contexts(*_on_cpu(self.contexts.compute()))
-        tokens = TopTokens(*_on_cpu(self.tokens.compute()))
-        return LatentTexts(contexts, tokens, self.shown)
+        contexts = _on_cpu(self.contexts.compute())
+        tokens = _on_cpu(self.tokens.compute())
+        return LatentTexts(Contexts(*contexts), TopTokens(*tokens), self.shown)
 
 
 def _on_cpu(parts: Iterable[Tensor]) -> list[Tensor]:
@@ -143,7 +153,10 @@ def add_tokens(
         sites: site pairs in the order of the dictionaries.
         texts: what all latents fire on.
     """
-    places = {tuple(pair): place for place, pair in enumerate(sites)}
+    places = {}
+    for place, (x, y) in enumerate(sites):
+        places[x, y] = place
     for row in rows:
-        place = places[row["site_x"], row["site_y"]]
+        pair = row["site_x"], row["site_y"]
+        place = places[pair]
         row["top_tokens"] = texts.top_tokens(place, row["latent"])
