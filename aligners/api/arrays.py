@@ -183,7 +183,11 @@ def _tensor(given: Array, name: str) -> Tensor:
     try:
         if isinstance(given, Tensor):
             tensor = given.detach()
+            if tensor.is_complex():
+                raise TypeError(f"{tensor.dtype} has an imaginary part")
         else:
+            if np.ma.is_masked(given):
+                raise TypeError("some of its values are masked, and would be used")
             tensor = _from_numpy(np.asarray(given))
     except (TypeError, ValueError) as error:
         kind = f"a {type(given).__name__}"

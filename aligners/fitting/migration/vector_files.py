@@ -76,22 +76,28 @@ def _read_parquet(path: Path) -> Vectors:
 
 def parquet_parts(path: Path) -> Iterator[tuple[np.ndarray, list[str] | None]]:
     """Yield rows (n, d) of a Parquet file with their ids, a part at a time."""
+    import pyarrow.compute as compute
     import pyarrow.parquet as parquet
 
+    widths: set[int] = set()
     file = parquet.ParquetFile(path)
     vectors, ids = _columns(file.schema_arrow, path)
     wanted = [vectors, *([ids] if ids else [])]
     for batch in file.iter_batches(AT_ONCE, columns=wanted):
         column = batch.column(vectors)
+        if not len(column):
+            continue
         if column.null_count:
             raise UserError(
                 f"Expected a vector in every row of {path}, but {column.null_count} have none."
             )
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        if len(flat) % len(column):
+        ends = compute.min_max(compute.list_value_length(column)).as_py()
+        widths |= set(ends.values())
+        if len(widths) > 1:
             raise UserError(
-                f"Expected vectors of one width in {path}, but they differ."
+                f"Expected vectors of one width in {path}, but they have {min(widths)} to {max(widths)} numbers."
             )
+        flat = column.flatten().to_numpy(zero_copy_only=False)
         rows = flat.reshape(len(column), -1)
         of_rows = None
         if ids:

@@ -177,9 +177,13 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ({"groups": np.arange(59)}, "each of the 60 rows"),
         ({"y": y[:50]}, "as many rows in `y` as in `x`.* 50 and 60"),
         ({"y": y * np.nan}, "finite"),
+        ({"y": torch.as_tensor(y) * 1j}, "real numbers, but got a Tensor: torch.complex128 has an imaginary part"),
+        ({"x": np.ma.masked_greater(np.asarray(x), 1)}, "real numbers, .* some of its values are masked"),
     ):
         with pytest.raises(ValueError, match=says):
             compare_arrays(**({"x": x, "y": y} | change))  # type: ignore[arg-type]
+    whole = np.ma.masked_array(np.asarray(x))  # nothing of which is masked
+    assert compare_arrays(whole, y, "cka", draws=1).rows() == compare_arrays(x, y, "cka", draws=1).rows()
 
 
 def test_an_interval_that_is_refused_is_said() -> None:

@@ -87,9 +87,19 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_vectors(parquet(tmp_path / "a.parquet", id=["d0", *NAMES[:6]]))
     with pytest.raises(UserError, match="of one width"):
         read_vectors(parquet(tmp_path / "b.parquet", [*ROWS, ROWS[0, :2]]))
+    evened_out = [np.ones(3), np.ones(2), np.ones(4)]  # as many numbers as three rows of one width
+    with pytest.raises(UserError, match=r"of one width in .*, but they have 2 to 4 numbers"):
+        read_vectors(parquet(tmp_path / "e.parquet", evened_out))
     pd.DataFrame({"a": [1.0]}).to_parquet(tmp_path / "c.parquet")
     with pytest.raises(UserError, match="one column of lists"):
         read_vectors(tmp_path / "c.parquet")
+
+
+def test_widths_that_change_between_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_files, "AT_ONCE", 2)
+    path = parquet(tmp_path / "a.parquet", [np.ones(3), np.ones(3), np.ones(2), np.ones(2)])
+    with pytest.raises(UserError, match="they have 2 to 3 numbers"):
+        read_vectors(path)
 
 
 def test_lengths() -> None:
