@@ -132,7 +132,7 @@ def measure(figures: Figures, folder: Path, old: str, new: str, tokens: int) -> 
         texts,
         judged,
         maps=DEFAULT,
-        pairs=[500, 1000, 2000, 10_000],
+        pairs=[500, 1000, 2000, 5000, 10_000, 50_000],
         held_out=held_out,
     )
     pair = f"{Path(old).name} to {Path(new).name}"
