@@ -23,15 +23,13 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # runs from a bare checkout
 
-from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Ridge
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.probing.artefacts.dictionaries import Dictionary
 from aligners.probing.artefacts.sparse_dictionaries import dictionary_of, start_from
 from aligners.similarity.algebra.moments import moments_of
-from benchmarks.crosscoders import ROWS, as_folder, both_halves
+from benchmarks.crosscoders import ROWS, both_halves, paired_texts
 from benchmarks.harness import Figures, parser
 
 
@@ -121,18 +119,13 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
     kept = Path(tempfile.mkdtemp())
-    data = pair_states(
-        str(as_folder(options.model_x, kept / "x")),
-        str(as_folder(options.model_y, kept / "y")),
-        sites=options.site,
-        text=TextSource(
-            max_texts=options.texts,
-            max_held_out=options.texts // 4,
-            test_share=0.3,
-            validation_share=0.05,
-        ),
-        held_out_types=0.0,
-        max_length=64,
+    data = paired_texts(
+        options.model_x,
+        options.model_y,
+        kept,
+        site=options.site,
+        texts=options.texts,
+        held_out=options.texts // 4,
     )
     fitting, held_out = both_halves(data)
     x, y = fitting.x, fitting.y

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from aligners.api import load
 from aligners.datamodules.paired_activations import PairedActivations
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.models.loading.model_files import save_model
@@ -59,6 +61,43 @@ class PairedRows(NamedTuple):
         every_x = torch.cat(x, 1)[:, order]
         every_y = torch.cat(y, 1)[:, order]
         return cls(every_x, every_y, texts[order], torch.cat(token)[order])
+
+
+def paired_texts(
+    model_x: str,
+    model_y: str,
+    folder: Path,
+    *,
+    site: str,
+    texts: int,
+    held_out: int,
+    rows: str = "tokens",
+) -> PairedActivations:
+    """The states of two models on the texts of the benchmarks, three tenths of which are for testing.
+
+    Args:
+        model_x: name or folder.
+        model_y: likewise.
+        folder: where embedded models are written.
+        site: or a pair, as 3:6.
+        texts: to train on, at most.
+        held_out: texts, at most.
+        rows: what is paired.
+    """
+    return pair_states(
+        str(as_folder(model_x, folder / "x")),
+        str(as_folder(model_y, folder / "y")),
+        sites=site,
+        rows=rows,
+        text=TextSource(
+            max_texts=texts,
+            max_held_out=held_out,
+            test_share=0.3,
+            validation_share=0.05,
+        ),
+        held_out_types=0.0,
+        max_length=64,
+    )
 
 
 def both_halves(data: PairedActivations) -> tuple[PairedRows, PairedRows]:

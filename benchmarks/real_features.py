@@ -21,17 +21,15 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # runs from a bare checkout
 
-from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.text.sources import TextSource
 from aligners.maps.sparse.sparse_aligner import SparseAligner
 from aligners.similarity.latents.unit_sums import Parts
 from aligners.similarity.latents.verdicts import SHARED, verdicts
 from benchmarks.crosscoders import (
     PairedRows,
-    as_folder,
     both_halves,
     crosscoder,
     found_on,
+    paired_texts,
     shares,
 )
 from benchmarks.harness import Figures, parser
@@ -87,19 +85,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
     kept = Path(tempfile.mkdtemp())
-    data = pair_states(
-        str(as_folder(options.model_x, kept / "x")),
-        str(as_folder(options.model_y, kept / "y")),
-        sites=options.site,
+    data = paired_texts(
+        options.model_x,
+        options.model_y,
+        kept,
+        site=options.site,
+        texts=options.texts,
+        held_out=options.texts // 2,
         rows=options.rows,
-        text=TextSource(
-            max_texts=options.texts,
-            max_held_out=options.texts // 2,
-            test_share=0.3,
-            validation_share=0.05,
-        ),
-        held_out_types=0.0,
-        max_length=64,
     )
     fitting, held_out = both_halves(data)
     figures.add("rows to train on", fitting.x.shape[1])

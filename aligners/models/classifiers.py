@@ -298,7 +298,7 @@ def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
 
     Args:
         model: the model.
-        logits: its output, with gradients, for a batch like those of the training.
+        logits: its output, with gradients, for a batch like those that it will be trained on.
     """
     used = _reached(logits, _trainable(model))
     model.requires_grad_(False)

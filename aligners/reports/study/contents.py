@@ -146,7 +146,7 @@ class Figure(Content):
     """A figure of a study's report: panels of one kind.
 
     Attributes:
-        alt: what there is to see, for who cannot see it.
+        alt: what there is to see, for those who cannot see it.
         panels: all of one kind.
         scale: what the values are: label of the colour scale or of the vertical axes.
         across: label of the horizontal axes of boxes and lines.
